@@ -1,0 +1,115 @@
+"""A training process that kills itself with SIGKILL at a stated point: provably inside it, unlike a kill from outside.
+
+    python -m bench.victim POINT NTH RUN_FILE [a.b=c ...] [--resume]
+
+POINT: `save` (files written, manifest not), `rename` (manifest written, not in place yet), `sample` (a token of a
+wave drawn), `update` (a micro-batch's gradient added), `step` (the optimizer moved the weights), `record` (a
+metrics line half written). NTH: the how many-th time the point is reached.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from stoker.config import load as config_load
+from stoker.engine import checkpoint
+from stoker.engine.local.learner import LocalLearner
+from stoker.engine.local.optim import MasterOptimizer
+from stoker.engine.local.sampler import LocalSampler
+from stoker.record.write import Lines
+from stoker.runner import train
+
+POINTS = ("save", "rename", "sample", "update", "step", "record")
+
+
+def die_at(nth: int) -> Callable[[], None]:
+    """A function whose nth call doesn't return."""
+    calls = 0
+
+    def call() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return call
+
+
+def arm(point: str, nth: int) -> None:
+    """Wrap the point's function."""
+    die = die_at(nth)
+    if point == "save":
+        before(checkpoint, "_seal", die)
+    elif point == "rename":
+        before(checkpoint, "_put_in_place", die)
+    elif point == "sample":
+        original = LocalSampler._run
+
+        def run(self: LocalSampler, requests: Any, done: int, tokens: int) -> Any:
+            report = self.on_progress
+
+            def progress(*args: int) -> None:
+                die()
+                if report is not None:
+                    report(*args)
+
+            self.on_progress = progress
+            try:
+                return original(self, requests, done, tokens)
+            finally:
+                self.on_progress = report
+
+        LocalSampler._run = run  # type: ignore[method-assign]
+    elif point == "update":
+        original_terms = LocalLearner._terms
+
+        def terms(self: LocalLearner, *args: Any) -> Any:
+            result = original_terms(self, *args)
+            die()
+            return result
+
+        LocalLearner._terms = terms  # type: ignore[method-assign]
+    elif point == "step":
+        original_step = MasterOptimizer.step
+
+        def step(self: MasterOptimizer, rate: float, norm: float) -> None:
+            original_step(self, rate, norm)
+            die()
+
+        MasterOptimizer.step = step  # type: ignore[method-assign]
+    elif point == "record":
+
+        def write(self: Lines, line: bytes) -> None:
+            if b'"optim/loss"' in line:
+                os.write(self._file, line[: len(line) // 2])
+                die()
+                os.ftruncate(self._file, os.fstat(self._file).st_size - len(line) // 2)
+            original_write(self, line)
+
+        original_write = Lines._write
+        Lines._write = write  # type: ignore[method-assign]
+    else:
+        raise SystemExit(f"no point {point!r}: {', '.join(POINTS)}")
+
+
+def before(module: Any, name: str, die: Callable[[], None]) -> None:
+    original = getattr(module, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        die()
+        return original(*args, **kwargs)
+
+    setattr(module, name, wrapped)
+
+
+def main() -> None:
+    point, nth, run_file, *rest = sys.argv[1:]
+    resume = "--resume" in rest
+    arm(point, int(nth))
+    train(config_load.load(run_file, [one for one in rest if one != "--resume"]), resume=resume, mode="quiet")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The command line: wiring only. Each command imports what it needs, so that `--help` is instant."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from stoker.errors import StokerError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Online RL post-training of language models that knows its batch sizes and its cost.\n\n"
+    "Begin with `stoker init run.toml`, look at it with `stoker train run.toml --dry-run`, try one real step with "
+    "`--smoke`, then run it.",
+)
+
+RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes to the run file, as key=value: sampling.temperature=0.8 stop.steps=50.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines.")]
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write the run file.")] = Path("run.toml"),
+    model: Annotated[str | None, typer.Option(help="Folder, GGUF file or Hugging Face name.")] = None,
+    data: Annotated[str | None, typer.Option(help="JSONL, parquet, CSV, dataset name, or generator pkg.mod:fn.")] = None,
+    reward: Annotated[str | None, typer.Option(help="`math`, `exact`, or your function: file.py:fn.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="`grpo` or `ppo`.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; defaults for what no option gives.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a commented run file; asks for what the options leave open."""
+    from stoker.config.init import Answers, template
+
+    if path.exists() and not force:
+        fail(f"{path} exists already: choose another name, or --force to replace it")
+    default = Answers()
+    given = {"model": model, "data": data, "reward": reward, "algorithm": algorithm}
+    questions = {
+        "model": "Model (folder, GGUF file, Hugging Face name)",
+        "data": "Data (JSONL, parquet, CSV, dataset name, pkg.mod:fn)",
+        "reward": "Reward (math, exact, or file.py:fn)",
+        "algorithm": "Algorithm (grpo, ppo)",
+    }
+    for key, question in questions.items():
+        if given[key] is None:
+            given[key] = getattr(default, key) if yes else typer.prompt(question, default=getattr(default, key))
+    if given["algorithm"] not in ("grpo", "ppo"):
+        fail(f"algorithm {given['algorithm']!r} is not known: grpo or ppo")
+    answers = Answers(name=path.stem, **given)  # type: ignore[arg-type]
+    path.write_text(template(answers), encoding="utf-8")
+    typer.echo(f"wrote {path}\nnext: stoker train {path} --dry-run    (what it means, nothing runs)")
+    typer.echo(f"then: stoker train {path} --smoke      (one real step, everything checked)")
+
+
+@app.command()
+def train(
+    run_file: RunFile,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's last checkpoint.")] = False,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="With --resume: accept changes of the run file that alter the run.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the batch plan; run nothing.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="One real step with small sizes: what each phase did, and an audit of the reward.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the final words.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model as the run file says. Ctrl-C stops it cleanly; --resume goes on."""
+    from stoker.config.load import load
+
+    mode = "json" if as_json else "quiet" if quiet else "table"
+    try:
+        config = load(run_file, overrides or [])
+        if dry_run:
+            _dry_run(config, as_json)
+        elif smoke:
+            from stoker.smoke import smoke as run_smoke
+
+            report = run_smoke(config)
+            typer.echo(json.dumps(report.to_json()) if as_json else str(report))
+            raise typer.Exit(0 if report.ok else 1)
+        else:
+            from stoker.runner import train as run_train
+
+            result = run_train(config, resume=resume, allow_changes=allow_changes, mode=mode)  # type: ignore[arg-type]
+            raise typer.Exit(result.exit_code)
+    except StokerError as error:
+        fail(error)
+
+
+def _dry_run(config: Any, as_json: bool) -> None:
+    from stoker.batch.plan import make, render
+    from stoker.config.load import to_toml
+
+    plan = make(config)
+    if as_json:
+        typer.echo(json.dumps({"config": config.model_dump(mode="json"), "batch_plan": json.loads(plan.to_json())}))
+    else:
+        typer.echo(to_toml(config))
+        typer.echo(render(plan))
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A run folder, checkpoint, model folder or Hugging Face name.")],
+    run_file: RunFile,
+    overrides: Overrides = None,
+    samples: Annotated[int, typer.Option(help="1: greedy. More: also pass@k and the mean over samples.", min=1)] = 1,
+    as_json: Json = False,
+) -> None:
+    """Measure a model on the run file's held-out prompts."""
+    from stoker.config.load import load
+
+    try:
+        from stoker.evaluating import evaluate_model, table
+
+        found = evaluate_model(model, load(run_file, overrides or []), samples)
+        typer.echo(json.dumps(found) if as_json else table(found))
+    except StokerError as error:
+        fail(error)
+
+
+@app.command("try")
+def try_out(
+    run: Annotated[Path, typer.Argument(help="A run folder, checkpoint or model folder.", show_default=False)],
+    prompt: Annotated[str | None, typer.Option(help="Ask this once instead of talking.")] = None,
+    samples: Annotated[int, typer.Option(help="Answers to each question.", min=1)] = 1,
+    temperature: Annotated[float, typer.Option(help="0: the most likely answer.", min=0.0)] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
+) -> None:
+    """Talk to a checkpoint. An empty line or Ctrl-D ends it."""
+    from stoker.trying import open_conversation
+
+    try:
+        ask = open_conversation(run, samples=samples, temperature=temperature, max_new_tokens=max_new_tokens)
+        if prompt is not None:
+            typer.echo("\n".join(ask(prompt)))
+            return
+        while question := _read_line():
+            typer.echo("\n".join(ask(question)))
+    except StokerError as error:
+        fail(error)
+
+
+def _read_line() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+
+
+def fail(error: StokerError | str) -> NoReturn:
+    """The cause and the way out, no traceback; exit 1 (2 for a mistake in the command or the run file)."""
+    from stoker.errors import ConfigError
+
+    notes = getattr(error, "__notes__", [])
+    typer.echo("\n".join([f"error: {error}", *notes]), err=True)
+    raise typer.Exit(2 if isinstance(error, ConfigError | str) else 1)
+
+
+def main() -> None:
+    app(prog_name="stoker")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""A first run file with comments that teach: the unit of each number and when to change it."""
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Answers", "template"]
+
+EMBEDDED_MODEL = "embedded:tiny"
+EMBEDDED_TASK = "stoker.embedded.addition:problems"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The few things `stoker init` asks; the defaults make a run that works anywhere."""
+
+    name: str = "first-run"
+    model: str = EMBEDDED_MODEL
+    """Folder, GGUF file or Hugging Face name."""
+    data: str = EMBEDDED_TASK
+    """File, dataset or generator with prompts and answers."""
+    reward: str = "math"
+    """`math`, `exact`, or a user's function."""
+    algorithm: Literal["grpo", "ppo"] = "grpo"
+    prompts_per_step: int = 32
+    samples_per_prompt: int = 8
+    steps: int = 100
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the policy is the small model that ships with stoker, without trained weights."""
+        return self.model == EMBEDDED_MODEL
+
+
+def template(answers: Answers) -> str:
+    """The run file as TOML text; it loads as it is."""
+    parts = (_head(answers), _model(answers), _task(answers), _learning(answers), _running(answers))
+    return "\n".join(part for part in parts if part)
+
+
+def _text(value: str) -> str:
+    """A TOML string: JSON's escapes are TOML's, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _head(answers: Answers) -> str:
+    return f"""\
+# A stoker run. `stoker plan FILE` prints what these numbers mean; `stoker train FILE` runs it.
+# Any key can be overridden on the command line: stoker train FILE sampling.temperature=0.8
+#
+# prompt: one row of the task.  sample: one generated answer.  group: the samples of one prompt.
+# step: one rollout and its updates.  update: one optimizer step.
+
+name = {_text(answers.name)}  # the run's folder under runs/
+seed = 0
+"""
+
+
+def _model(answers: Answers) -> str:
+    if answers.embedded:
+        return f"""\
+[model]
+path = {_text(answers.model)}  # a small model that ships with stoker
+from_scratch = true  # random weights of the run's seed, so it learns the task's form first: warm_start
+
+[warm_start]  # supervised learning on the task's own answers before RL
+updates = 300  # optimizer steps; 0 for a model that already answers now and then
+examples_per_update = 64
+learning_rate = 1e-3
+"""
+    return f"""\
+[model]
+path = {_text(answers.model)}  # folder, GGUF file or Hugging Face name
+dtype = "bfloat16"  # compute weights; the optimizer keeps an fp32 master copy
+"""
+
+
+def _task(answers: Answers) -> str:
+    kwargs = ", kwargs = { digits = 2, count = 4000, seed = 0 }" if answers.data == EMBEDDED_TASK else ""
+    lengths = (16, 8) if kwargs else (1024, 512)
+    return f"""\
+[task]
+sources = [{{ path = {_text(answers.data)}{kwargs} }}]
+max_prompt_tokens = {lengths[0]}  # longer prompts stop the run at the start: nothing is cut silently
+
+[validation]
+holdout = 128  # rows kept out of training; 0 if you name sets of your own
+every_samples = {10 * answers.prompts_per_step * answers.samples_per_prompt}  # samples between evaluations: ten steps
+
+[[rewards]]
+function = {_text(answers.reward)}  # math, exact, or your own: pkg.mod:fn or file.py:fn
+
+[sampling]
+prompts_per_step = {answers.prompts_per_step}  # distinct prompts; under 16 the gradient follows single ones
+samples_per_prompt = {answers.samples_per_prompt}  # a group; under 4 is a poor baseline; more for hard prompts
+temperature = 1.0  # raise it where all samples of a group look alike
+max_new_tokens = {lengths[1]}  # raise it where many answers are cut (truncated share above 5 %)
+"""
+
+
+def _learning(answers: Answers) -> str:
+    rate = (
+        ("1e-4", "from 1e-6 to 5e-6 around 7B; smaller models take more")
+        if answers.embedded
+        else (
+            "2e-6",
+            "1e-6 to 5e-6 suits about 7B; smaller models take more, and `stoker plan` says how much",
+        )
+    )
+    critic = ""
+    if answers.algorithm == "ppo":
+        critic = f"""
+[critic]  # the value model, started from the policy
+optimizer = {{ learning_rate = {"3e-4" if answers.embedded else "1e-5"}, warmup_fraction = 0.0 }}
+"""
+    return f"""\
+[algorithm]
+name = {_text(answers.algorithm)}  # grpo: the group's mean is the baseline; ppo: a critic, a second model
+{critic}
+[kl]
+coefficient = 0.04  # leash to the initial policy; 0 saves the reference model's memory
+adaptive = false  # true: the coefficient follows the measured KL, towards kl.target nats per sequence
+
+[optimizer]
+learning_rate = {rate[0]}  # at the peak; {rate[1]}
+warmup_fraction = 0.03  # share of the run's samples; 2 to 5 % is usual
+"""
+
+
+def _running(answers: Answers) -> str:
+    return f"""\
+[update]
+samples_per_update = 0  # samples behind one optimizer step; 0: the whole step, so the policy stays on-policy
+tokens_per_microbatch = 4096  # memory and speed only, never the gradient; lower it when memory runs out
+
+[stop]
+steps = {answers.steps}
+"""

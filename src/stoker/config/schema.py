@@ -1,0 +1,285 @@
+"""The run file as a frozen, typed tree. No torch here: planning works on a laptop without it.
+
+Every batch number names its unit and scope: a *prompt* is one row of the task, a *sample* one
+generated answer, a *step* one rollout with its updates, an *update* one optimizer step and a
+*micro-batch* what one forward/backward holds. Derived numbers live in `stoker.batch.plan`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from stoker.config.base import Dtype, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Section
+from stoker.config.task import Source, Task, Validation, ValidationSet
+
+__all__ = [
+    "Algorithm",
+    "Checkpoint",
+    "Critic",
+    "Dtype",
+    "Kl",
+    "Model",
+    "Optimizer",
+    "Record",
+    "Reference",
+    "Reward",
+    "RunConfig",
+    "Sampling",
+    "Source",
+    "Stop",
+    "Task",
+    "Update",
+    "Validation",
+    "ValidationSet",
+    "WarmStart",
+]
+
+
+class Model(Section):
+    """The policy: which weights, where and in what precision."""
+
+    path: str = "embedded:tiny"
+    """Folder, GGUF file, Hugging Face name, or `embedded:tiny` (a small model that ships with stoker)."""
+    from_scratch: bool = False
+    """Build from the config with random weights of the run's seed instead of loading weights."""
+    dtype: Dtype = "float32"
+    """Compute weights. With bfloat16 the optimizer keeps an fp32 master copy."""
+    device: str = "auto"
+    """`auto` (cuda, then mps, then cpu) or a torch device."""
+    threads: NonNegativeInt = 0
+    """CPU threads for compute; 0: one for each core."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """transformers' attention implementation for training."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Only for sources you trust."""
+
+
+class Reference(Section):
+    """The model that the KL leash ties the policy to."""
+
+    path: str = ""
+    """Another model for the KL leash (e.g. the base before SFT); empty: the initial policy."""
+    dtype: Dtype | None = None
+    """None: the policy's dtype."""
+
+
+class WarmStart(Section):
+    """Supervised learning on the task's own answers before RL (0 updates: none)."""
+
+    updates: NonNegativeInt = 0
+    """Optimizer steps; 0: no warm start."""
+    examples_per_update: PositiveInt = 64
+    """Prompt-and-answer rows behind one optimizer step."""
+    learning_rate: Positive = 1e-3
+    stop_at_loss: NonNegative = 0.0
+    """Stop early once the smoothed loss (nats per token) is below this; 0: never."""
+
+
+class Sampling(Section):
+    """How many answers a step draws, and from which distribution."""
+
+    prompts_per_step: PositiveInt = 16
+    """Distinct prompts in one step, over all devices."""
+    samples_per_prompt: PositiveInt = 8
+    """Samples of each prompt in one step: a group."""
+    temperature: Positive = 1.0
+    """Divides the logits before sampling; the trainer's log-probs use the same."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """1: no limit. Less: the smallest set of tokens with this probability, renormalised."""
+    top_k: NonNegativeInt = 0
+    """0: no limit."""
+    max_new_tokens: PositiveInt = 256
+    """Of one sample, with its stop token."""
+    stop: tuple[str, ...] = ()
+    """Strings that end an answer, besides every stop token of the model."""
+    concurrent_samples: PositiveInt = 64
+    """Samples decoded together (halved, and kept, when memory runs out)."""
+
+
+class Reward(Section):
+    """One reward function; several are added by weight."""
+
+    function: str
+    """`math`, `exact`, or a user's function `pkg.mod:fn` / `file.py:fn`."""
+    signature: Literal["auto", "trl", "verl", "openrlhf", "verifiers"] = "auto"
+    name: str = ""
+    weight: float = 1.0
+    """Factor in the sum of rewards; may be negative."""
+    range: tuple[float, float] | None = None
+    """Values the function may return; None: the built-in's own, or [-1, 1]. Outside it: an error, never a scaling."""
+    timeout_s: Positive = 10.0
+    """Deadline for one answer's check."""
+    on_timeout: float | None = None
+    """Reward of an answer whose check passed its deadline; None: abstain."""
+    max_error_rate: Fraction = 0.0
+    """Share of a step's samples on which the function may raise before the run stops."""
+    kwargs: dict[str, Any] = {}
+
+
+class Algorithm(Section):
+    """From rewards to advantages to the loss."""
+
+    name: Literal["grpo", "ppo"] = "grpo"
+    clip_low: NonNegative = 0.2
+    clip_high: NonNegative = 0.2
+    loss_weighting: Literal["token", "sample", "fixed"] = "token"
+    """One denominator per update: response tokens; samples (mean of means); or samples x max_new_tokens."""
+    advantage_scale: Literal["group", "batch", "none"] = "group"
+    """Divide group-centred rewards by the std of the group, of the whole step, or not at all."""
+    mask_truncated: bool = False
+    """Leave samples that hit max_new_tokens out of the loss and of its denominator."""
+    entropy_coefficient: float = 0.0
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    gae_lambda: Fraction = 0.95
+    whiten_advantages: bool = True
+    """PPO: zero mean, unit variance over the step's response tokens."""
+    bootstrap_truncated: bool = False
+    """PPO: V of the cut state stands for the missing rest, where the limit isn't part of the task."""
+    value_clip: NonNegative = 0.2
+    """0: no clipping of the value loss."""
+    value_coefficient: Positive = 1.0
+
+
+class Kl(Section):
+    """The leash on the distance from the reference."""
+
+    coefficient: NonNegative = 0.04
+    """0: no leash, and no reference model in memory."""
+    estimator: Literal["default", "k1", "k2", "k3"] = "default"
+    """default: k1 for PPO, k2 for GRPO."""
+    placement: Literal["default", "reward", "loss"] = "default"
+    """default: reward for PPO, loss for GRPO."""
+    level: Literal["token", "sequence"] = "token"
+    adaptive: bool = False
+    target: Positive = 6.0
+    """Adaptive: nats per sequence, above the step-0 value."""
+    horizon_samples: NonNegativeInt = 0
+    """Adaptive: samples over which the coefficient moves; 0: 5 % of the run's samples."""
+
+
+class Optimizer(Section):
+    """The update rule and its learning-rate schedule (by samples seen)."""
+
+    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    learning_rate: Positive = 1e-6
+    """At the peak, after warm-up."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    momentum: Fraction = 0.9
+    """SGD only."""
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: NonNegative = 1.0
+    """0: no clipping."""
+    warmup_fraction: Fraction = 0.03
+    """Share of the run's samples over which the learning rate rises linearly."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    final_fraction: Fraction = 0.1
+    """Learning rate at the end of a decay, relative to the peak."""
+    skip_grad_norm_ratio: NonNegative = 0.0
+    """Skip an update whose gradient norm exceeds this many running medians (prompt ids are named); 0: never."""
+
+
+class Critic(Section):
+    """PPO's value model."""
+
+    path: str = ""
+    """Empty: start from the policy."""
+    optimizer: Optimizer = Optimizer(learning_rate=1e-5, warmup_fraction=0.0)
+    warmup_steps: NonNegativeInt = 0
+    """Steps at the start that train the critic alone."""
+
+
+class Update(Section):
+    """How a step's samples become optimizer steps and micro-batches."""
+
+    samples_per_update: NonNegativeInt = 0
+    """Samples behind one optimizer step, over all micro-batches and ranks; 0: all samples of the step."""
+    epochs_per_step: PositiveInt = 1
+    """Passes over a step's samples (PPO: 1-4)."""
+    tokens_per_microbatch: PositiveInt = 4096
+    """Ceiling on padded tokens in one forward/backward; changes memory and speed, never the gradient."""
+    logits_per_chunk: PositiveInt = 1024
+    """Positions whose vocabulary logits are in memory at once."""
+    activation_checkpointing: bool = False
+
+
+class Stop(Section):
+    """When the run ends."""
+
+    steps: PositiveInt = 100
+    """Rollouts with their updates."""
+    max_nonfinite_updates: PositiveInt = 3
+    """Stop after this many updates in a row with a NaN or infinite loss or gradient."""
+
+
+class Checkpoint(Section):
+    """How often the state is saved and how many saves are kept."""
+
+    every_steps: NonNegativeInt = 0
+    """0: as often as keeps saving within 2 % of the time, and at the end."""
+    keep: PositiveInt = 2
+    """Complete checkpoints kept; older ones are removed."""
+
+
+class Record(Section):
+    """What is written beside the metrics."""
+
+    samples_every_steps: NonNegativeInt = 1
+    """Write the step's samples to samples/step_N.jsonl.gz; 0: never."""
+    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+
+
+class RunConfig(Section):
+    """One run, whole: what `run.toml` says after overrides."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    """Folder of the run under runs_dir: letters, digits, `.`, `_`, `-`."""
+    runs_dir: str = "runs"
+    """Where run folders are made."""
+    seed: int = 0
+    """Of random weights, data order and every draw."""
+    start_from: str = ""
+    """A checkpoint folder whose policy (and critic) weights replace model.path's."""
+    model: Model = Model()
+    reference: Reference = Reference()
+    task: Task
+    validation: Validation = Validation()
+    warm_start: WarmStart = WarmStart()
+    sampling: Sampling = Sampling()
+    rewards: Annotated[tuple[Reward, ...], Field(min_length=1)] = (Reward(function="math"),)
+    algorithm: Algorithm = Algorithm()
+    kl: Kl = Kl()
+    optimizer: Optimizer = Optimizer()
+    critic: Critic = Critic()
+    update: Update = Update()
+    stop: Stop = Stop()
+    checkpoint: Checkpoint = Checkpoint()
+    record: Record = Record()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        step = self.sampling.prompts_per_step * self.sampling.samples_per_prompt
+        update = self.update.samples_per_update or step
+        if step % update:
+            raise ValueError(
+                f"update.samples_per_update = {update} does not divide the {step} samples of a step "
+                f"({self.sampling.prompts_per_step} prompts x {self.sampling.samples_per_prompt}); "
+                f"use a divisor of {step}"
+            )
+        if self.algorithm.name == "grpo" and self.sampling.samples_per_prompt < 2:
+            raise ValueError(
+                "algorithm.name = 'grpo' compares the samples of one prompt: set sampling.samples_per_prompt >= 2"
+            )
+        if self.algorithm.bootstrap_truncated and self.algorithm.name != "ppo":
+            raise ValueError("algorithm.bootstrap_truncated needs a critic: set algorithm.name = 'ppo', or leave it out")
+        if self.kl.placement == "reward" and self.kl.estimator in ("k2", "k3"):
+            raise ValueError(
+                "kl.placement = 'reward' is only right with kl.estimator = 'k1' "
+                "(k2 and k3 there have the wrong gradient)"
+            )
+        if self.kl.placement == "loss" and self.kl.estimator == "k1":
+            raise ValueError(
+                "kl.estimator = 'k1' in the loss has zero gradient: use 'k2' (or 'k3'), or kl.placement = 'reward'"
+            )
+        return self

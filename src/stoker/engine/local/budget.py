@@ -1,0 +1,59 @@
+"""The token budget of a micro-batch, which halves when memory runs out."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from stoker.batch.pack import pack, padded_tokens
+from stoker.engine.local.memory_errors import is_out_of_memory
+from stoker.errors import RunError
+
+__all__ = ["TokenBudget"]
+
+T = TypeVar("T")
+
+
+class TokenBudget:
+    """Cuts rows into micro-batches of at most `tokens` padded tokens; remembers what it learned of memory."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.notes: list[str] = []
+        self._in_flight = (0, 0)  # rows and padded tokens of the micro-batch at work
+
+    def microbatches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Row indices of each micro-batch; a row longer than the budget gets one of its own."""
+        for rows in pack(lengths, self.tokens, oversized="alone"):
+            self._in_flight = (len(rows), padded_tokens(lengths, [rows]))
+            yield rows
+
+    def retry(self, attempt: Callable[[], T], undo: Callable[[], None]) -> T:
+        """Run `attempt` until it fits, halving the budget and calling `undo` after each lack of memory.
+
+        Raises RunError where a single row doesn't fit. Other errors pass through.
+        """
+        while True:
+            try:
+                return attempt()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Outside `except`: the traceback would keep the failed micro-batch's tensors alive.
+            undo()
+            self._shrink()
+
+    def _shrink(self) -> None:
+        rows, tokens = self._in_flight
+        if rows <= 1:
+            raise RunError(
+                f"memory ran out in a micro-batch of one row of {tokens} tokens, so it can't be cut further: set "
+                "update.activation_checkpointing = true, lower update.logits_per_chunk, or shorten "
+                "sampling.max_new_tokens or task.max_prompt_tokens"
+            )
+        before, self.tokens = self.tokens, max(1, min(self.tokens, tokens) // 2)
+        self.notes.append(f"memory ran out at {tokens} padded tokens: tokens_per_microbatch {before} -> {self.tokens}")
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

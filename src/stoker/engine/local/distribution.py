@@ -1,0 +1,141 @@
+"""The sampled distribution: softmax(logits / temperature), cut by top-k then top-p, renormalised.
+
+One draw per row by inverse CDF of a given uniform, with the exact log-prob of what was drawn.
+B rows, V tokens of the vocabulary, W tokens at most that a cut may keep.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stoker.rl.types import SamplingParams
+
+__all__ = ["Draws", "draw"]
+
+_BLOCK = 256
+"""Tokens summed at once before the CDF: a scan over V / 256 block sums and one block beats a scan over V."""
+
+_CANDIDATES = 1024
+"""Tokens ranked before a whole row is: most nuclei end well before."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """One token per row."""
+
+    token_ids: Tensor  # (B,) int64
+    logprobs: Tensor  # (B,) float32, under the distribution drawn from; NaN where the logits weren't finite
+    kept_ids: Tensor | None = None  # (B, W) int64, best first; row b owns the first kept_counts[b]
+    kept_counts: Tensor | None = None  # (B,) int64
+
+
+def draw(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Draws:
+    """Draw a token for each row of `logits` (B, V) from its uniform in [0, 1), (B,).
+
+    Temperature 0 is greedy: the smallest id of the best tokens; its log-prob is that of the full
+    distribution at temperature 1, and nothing counts as cut.
+    """
+    if params.temperature == 0:
+        token_ids = logits.argmax(-1)
+        scaled = logits.float()
+        return Draws(token_ids, _gather(scaled, token_ids) - scaled.logsumexp(-1))
+    scaled = logits.float()
+    if params.temperature != 1:
+        scaled = scaled / params.temperature
+    return _draw_cut(scaled, uniforms, params) if params.truncates else _draw_full(scaled, uniforms)
+
+
+def _draw_full(scaled: Tensor, uniforms: Tensor) -> Draws:
+    rows, vocabulary = scaled.shape
+    blocks = -(-vocabulary // _BLOCK)
+    best = scaled.amax(-1, keepdim=True)
+    mass = scaled.new_zeros(rows, blocks * _BLOCK)
+    torch.sub(scaled, best, out=mass[:, :vocabulary])
+    mass[:, :vocabulary].exp_()
+    mass = mass.view(rows, blocks, _BLOCK)
+    sums = mass.sum(-1).to(_wide(mass))  # (B, blocks)
+    total = sums.sum(-1)  # (B,)
+
+    ends = sums.cumsum(-1)
+    target = uniforms.to(sums)[:, None] * ends[:, -1:]
+    block = _first_above(ends, target)  # (B, 1)
+    rest = target - (ends.gather(1, block) - sums.gather(1, block))
+    inside = mass.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0].to(sums.dtype)  # (B, BLOCK)
+    # The clamp only matters to NaN logits: they must reach the caller as a NaN log-prob, not as a bad index.
+    token_ids = (block * _BLOCK + _first_above(inside.cumsum(-1), rest))[:, 0].clamp(max=vocabulary - 1)
+    return Draws(token_ids, _gather(scaled, token_ids) - best[:, 0] - total.log().float())
+
+
+def _draw_cut(scaled: Tensor, uniforms: Tensor, params: SamplingParams) -> Draws:
+    values, ids, counts = _kept(scaled, params)
+    places = torch.arange(values.shape[1], device=values.device)
+    mass = (values - values[:, :1]).exp().masked_fill(places >= counts[:, None], 0)
+    ends = mass.to(_wide(mass)).cumsum(-1)
+    place = _first_above(ends, uniforms.to(ends)[:, None] * ends[:, -1:])[:, 0]
+    logprobs = _gather(values, place) - values[:, 0] - ends[:, -1].log().float()
+    return Draws(_gather(ids, place), logprobs, ids, counts)
+
+
+def _kept(scaled: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor, Tensor]:
+    """Values and ids (B, W), best first, and how many of each row are kept (B,)."""
+    vocabulary = scaled.shape[1]
+    width = min(vocabulary, max(_CANDIDATES, 2 * params.top_k))
+    values, ids = _rank(scaled, width)
+    counts = _count(scaled, values, params)
+    # Tokens tied with the last candidate may lie outside the candidates, so only those above it are certain.
+    certain = (values > values[:, -1:]).sum(-1)
+    unsure = (counts > certain).nonzero()[:, 0] if width < vocabulary else counts.new_empty(0)
+    if len(unsure):
+        all_values, all_ids = _rank(scaled[unsure], vocabulary)
+        counts[unsure] = _count(scaled[unsure], all_values, params)
+        width = max(width, int(counts.max()))
+        values = torch.nn.functional.pad(values, (0, width - values.shape[1]), value=-torch.inf)
+        ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]))
+        values[unsure], ids[unsure] = all_values[:, :width], all_ids[:, :width]
+    width = int(counts.max())
+    return values[:, :width], ids[:, :width], counts
+
+
+def _rank(scaled: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The best `width` of each row, best first; among equals the smaller id first."""
+    if width == scaled.shape[1]:
+        return scaled.sort(descending=True, stable=True)
+    _, ids = scaled.topk(width)
+    ids = ids.sort().values
+    values, order = scaled.gather(1, ids).sort(descending=True, stable=True)
+    return values, ids.gather(1, order)
+
+
+def _count(scaled: Tensor, values: Tensor, params: SamplingParams) -> Tensor:
+    """How many of the ranked `values` (B, W) a row keeps, at least one: the fewest whose mass reaches top_p.
+
+    With top_k the mass is that of the k best, renormalised; else that of the whole row `scaled` (B, V).
+    """
+    wide = _wide(values)
+    best = values[:, :1]
+    limit = min(params.top_k or values.shape[1], values.shape[1])
+    if params.top_p == 1:
+        return torch.full_like(values[:, 0], limit, dtype=torch.int64)
+    mass = (values[:, :limit] - best).exp().to(wide)
+    total = mass.sum(-1, keepdim=True) if params.top_k else (scaled - best).exp().sum(-1, keepdim=True).to(wide)
+    before = mass.cumsum(-1) - mass
+    return (before < params.top_p * total).sum(-1).clamp(min=1)
+
+
+def _first_above(ends: Tensor, target: Tensor) -> Tensor:
+    """First index where a running sum exceeds the target, (B, 1): an item of positive mass, always.
+
+    Rounding may lift the target to the sum or sink it below 0; items of no mass never qualify either way.
+    """
+    last = torch.searchsorted(ends, ends[:, -1:].contiguous())
+    found = torch.searchsorted(ends, target.clamp(min=0), right=True)
+    return torch.minimum(found, last).clamp(max=ends.shape[1] - 1)
+
+
+def _gather(rows: Tensor, index: Tensor) -> Tensor:
+    return rows.gather(1, index[:, None])[:, 0]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64  # MPS has no float64

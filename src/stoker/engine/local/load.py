@@ -1,0 +1,250 @@
+"""Models and tokenizers from a folder, a Hugging Face name, a GGUF file or stoker itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.configuration_utils import PretrainedConfig
+
+from stoker.config import schema
+from stoker.engine.local.memory_errors import is_out_of_memory
+from stoker.errors import ModelError, StokerError
+
+__all__ = [
+    "cast_weights",
+    "count_parameters",
+    "load_model",
+    "load_other",
+    "load_tokenizer",
+    "pick_device",
+    "tokenizer_notes",
+]
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+NOISE = ("dropout", "pdrop", "dropout_prob", "drop_rate", "layerdrop", "jitter_noise")
+
+
+def load_tokenizer(model: schema.Model) -> Any:
+    """The model's tokenizer, with a pad token in any case (see `tokenizer_notes`)."""
+    folder, gguf = _locate(model.path)
+    with _explained(model.path, "tokenizer"):
+        extra = {"gguf_file": gguf} if gguf else {}
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
+    if tokenizer.pad_token_id is None:
+        # Any id would do: stoker masks pads by length, never by id.
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
+    return tokenizer
+
+
+def tokenizer_notes(tokenizer: Any) -> list[str]:
+    """What a user should know of pad and end tokens, one sentence each."""
+    notes = []
+    if tokenizer.eos_token_id is None:
+        notes.append("the tokenizer has no end token: answers end by sampling.stop or by the length limit")
+    elif tokenizer.pad_token_id == tokenizer.eos_token_id:
+        notes.append(
+            f"the pad token is the end token ({tokenizer.eos_token!r}): pads are masked by length, so it learns"
+        )
+    return notes
+
+
+def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
+    """A causal language model on its device, in its dtype, in eval mode, all dropout off.
+
+    Raises ModelError for what can't be found, isn't causal, or would need pickle.
+    """
+    if model.threads:
+        torch.set_num_threads(model.threads)
+    folder, gguf = _locate(model.path)
+    with _explained(model.path, "model"):
+        extra = {"gguf_file": gguf} if gguf else {}
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
+    _require_causal_kind(config, model.path)
+    _dropout_off(config)
+    if model.from_scratch:
+        loaded = _random_weights(config, model, seed)
+    else:
+        _refuse_pickle(folder, model.path)
+        loaded = _pretrained_weights(config, model, folder, gguf)
+    for module in loaded.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    loaded.to(device=pick_device(model.device))  # type: ignore[arg-type]  # its decorator hides the signature
+    loaded.eval()
+    _require_causal_behaviour(loaded, model.path)
+    return loaded
+
+
+def load_other(config: schema.RunConfig, path: str, dtype: str | None = None) -> PreTrainedModel:
+    """A second model (reference, critic) under the policy's settings, its weights always loaded."""
+    changes = {"path": path, "from_scratch": False} | ({"dtype": dtype} if dtype else {})
+    return load_model(config.model.model_copy(update=changes), config.seed)
+
+
+def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """The same model with weights and saved buffers in `dtype`. `model.to(dtype)` would also round rotary tables."""
+    for tensor in model.state_dict(keep_vars=True).values():
+        if tensor.is_floating_point() and tensor.dtype != dtype:
+            tensor.data = tensor.data.to(dtype)
+    model.config.dtype = dtype
+    return model
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Distinct parameters (a tied table counts once)."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: cuda, then mps, then cpu. Raises ModelError for a device that isn't there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(f"model.device = {name!r} can't be used here ({reason}); use 'auto' or 'cpu'") from error
+    return torch.device(name)
+
+
+# -- where the files are ---------------------------------------------------------------------------
+
+
+def _locate(path: str) -> tuple[str, str | None]:
+    """(folder or hub name, GGUF file name in it or None)."""
+    if path.startswith("embedded:"):
+        from stoker import embedded
+
+        if path != "embedded:tiny":
+            raise ModelError(f"model.path = {path!r}: the only model that ships with stoker is 'embedded:tiny'")
+        return str(embedded.folder()), None
+    where = Path(path).expanduser()
+    if where.suffix == ".gguf":
+        if not where.is_file():
+            raise ModelError(f"model.path = {path!r}: no such file")
+        return str(where.parent), where.name
+    if where.is_dir():
+        if (where / "config.json").is_file():
+            return str(where), None
+        found = sorted(where.glob("*.gguf"))
+        if len(found) == 1:
+            return str(where), found[0].name
+        if found:
+            raise ModelError(f"model.path = {path!r} holds {len(found)} GGUF files: name one, e.g. {found[0]}")
+        raise ModelError(f"model.path = {path!r} has no config.json: point it at a folder written by save_pretrained")
+    if where.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(f"model.path = {path!r}: no such folder (relative to {Path.cwd()})")
+    return path, None
+
+
+def _refuse_pickle(folder: str, path: str) -> None:
+    where = Path(folder)
+    if not where.is_dir() or any(where.glob("*.safetensors")) or any(where.glob("*.gguf")):
+        return
+    pickled = sorted(file.name for pattern in PICKLES for file in where.glob(pattern))
+    if pickled:
+        raise ModelError(
+            f"model.path = {path!r} has only pickled weights ({pickled[0]}), which can run code when loaded. Convert "
+            "them where you trust them: AutoModelForCausalLM.from_pretrained(old).save_pretrained(new) writes safetensors"
+        )
+    raise ModelError(
+        f"model.path = {path!r} has a config but no weights: set model.from_scratch = true for random ones"
+    )
+
+
+@contextmanager
+def _explained(path: str, what: str) -> Iterator[None]:
+    """Turn what transformers raises while loading into a ModelError that names the path and a fix."""
+    try:
+        yield
+    except ImportError as error:
+        fix = "pip install gguf" if "gguf" in str(error).lower() else "install the package it names"
+        raise ModelError(
+            f"the {what} at {path!r} needs a package that isn't installed: {fix} ({_first(error)})"
+        ) from error
+    except StokerError:
+        raise
+    except Exception as error:  # a damaged file makes its reader raise anything, struct.error included
+        if is_out_of_memory(error):
+            raise
+        message = str(error)
+        if "trust_remote_code" in message:
+            fix = "it runs code of its own: read that code, then set model.trust_remote_code = true"
+        elif "does not recognize this architecture" in message or "Unrecognized model" in message:
+            fix = "this transformers release doesn't know its architecture: upgrade transformers, or use another model"
+        else:
+            fix = "give a folder written by save_pretrained, a GGUF file, or a Hugging Face name that is in the cache"
+        raise ModelError(f"can't load the {what} at {path!r}: {fix} ({_first(error)})") from error
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# -- building --------------------------------------------------------------------------------------
+
+
+def _random_weights(config: PretrainedConfig, model: schema.Model, seed: int) -> PreTrainedModel:
+    # Drawn on the CPU in fp32, whatever dtype and device come later, so a seed means the same weights everywhere.
+    with torch.random.fork_rng(devices=[]), _explained(model.path, "model"):
+        torch.manual_seed(seed)
+        drawn = AutoModelForCausalLM.from_config(
+            config,
+            dtype=torch.float32,
+            attn_implementation=model.attention,
+            trust_remote_code=model.trust_remote_code,
+        )
+    return cast_weights(drawn, getattr(torch, model.dtype))
+
+
+def _pretrained_weights(
+    config: PretrainedConfig, model: schema.Model, folder: str, gguf: str | None
+) -> PreTrainedModel:
+    source: dict[str, Any] = {"use_safetensors": True}
+    if gguf:
+        from transformers.utils.quantization_config import GgufConfig
+
+        source = {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
+    with _explained(model.path, "model"):
+        return AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=getattr(torch, model.dtype),
+            attn_implementation=model.attention,
+            trust_remote_code=model.trust_remote_code,
+            **source,
+        )
+
+
+def _dropout_off(config: PretrainedConfig) -> None:
+    """With dropout the policy that is trained isn't the one that sampled: the ratio would not be 1 on-policy."""
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            _dropout_off(value)
+        elif isinstance(value, float) and name.endswith(NOISE):
+            setattr(config, name, 0.0)
+
+
+def _require_causal_kind(config: PretrainedConfig, path: str) -> None:
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"model.path = {path!r} is {config.model_type}, an encoder-decoder; stoker trains decoder-only models"
+        )
+
+
+@torch.no_grad()
+def _require_causal_behaviour(model: PreTrainedModel, path: str) -> None:
+    """A later token must not move an earlier position's logits (BERT-like models load as language models too)."""
+    ids = torch.arange(8, device=model.device).remainder(model.config.get_text_config().vocab_size)[None]
+    other = ids.clone()
+    other[0, -1] = 0
+    first, second = (model(input_ids=one, use_cache=False).logits[0, :-1] for one in (ids, other))
+    if not torch.allclose(first.float(), second.float(), rtol=1e-2, atol=1e-2):
+        raise ModelError(
+            f"model.path = {path!r} ({model.config.model_type}) looks at later tokens, so it can't be sampled left to "
+            "right; use a causal (decoder-only) language model"
+        )

@@ -1,0 +1,19 @@
+"""How much memory this process has used and the machine has left."""
+
+import resource
+import sys
+
+import psutil
+
+__all__ = ["free_bytes", "peak_resident_bytes"]
+
+
+def peak_resident_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in kB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def free_bytes() -> int:
+    """Memory that the machine can still give."""
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,40 @@
+"""Pictures of a run, from its folder alone."""
+
+from pathlib import Path
+
+from stoker.record.curve import Panel, Series, smooth, svg
+from stoker.record.read import Run
+
+__all__ = ["learning_curve"]
+
+COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea")
+
+
+def learning_curve(folder: Path) -> str:
+    """Held-out accuracy with its standard error, the training reward, and the length of answers, by step; an SVG."""
+    run = Run.load(folder)
+    sets = sorted({key.split("/")[1] for record in run.metrics for key in record if key.startswith("eval/")})
+    accuracy = [
+        Series(
+            name,
+            run.series(f"eval/{name}/accuracy"),
+            color=COLORS[i % len(COLORS)],
+            errors=[error for _, error in run.series(f"eval/{name}/accuracy_error")],
+            markers=True,
+        )
+        for i, name in enumerate(sets)
+    ]
+    rewards = run.series("reward/mean")
+    reward = [
+        Series("each step", rewards, color=COLORS[1], faint=True),
+        Series("smoothed", smooth(rewards, 9), color=COLORS[1]),
+    ]
+    lengths = run.series("sample/length_mean")
+    panels = [
+        Panel("Held-out accuracy (band: standard error)", accuracy, percent=True),
+        Panel("Mean reward of the step's samples", reward),
+        Panel("Mean answer length, tokens", [Series("length", smooth(lengths, 9), color=COLORS[2])]),
+    ]
+    hours = sum(run.seconds_by_phase().values()) / 3600
+    steps = max((record["step"] for record in run.metrics), default=0)
+    return svg(folder.name, panels, subtitle=f"{steps} steps, {hours:.2f} device-hours")

@@ -1,0 +1,52 @@
+"""The method, on one screen: sample, reward, advantage, update; on-policy.
+
+Every name here is a port (sampler, learner, reward), a pure function, or the run that holds them.
+Timing, recovery and records live in the context managers; what they do is in `rl.run`.
+"""
+
+from stoker.rl.batches import rows_from_groups, updates, with_advantages
+from stoker.rl.books import step
+from stoker.rl.run import Run
+from stoker.rl.sampling import draw, draw_seed, groups_by_prompt, sampling_params
+
+__all__ = ["train"]
+
+
+def train(run: Run) -> str:
+    """Train until the plan, an evaluation, a watcher or a signal ends it; returns which, in words."""
+    config, state = run.config, run.state
+    sampling, algorithm, update = config.sampling, config.algorithm, config.update
+    run.evaluate_start()
+    while (ending := run.ending()) is None:
+        with step(run) as books:  # abandoned whole if a signal comes before its first update
+            prompts = run.prompts.take(sampling.prompts_per_step)
+            with run.phase("sample"):
+                seed = draw_seed(config.seed, "train", state.step)
+                samples = draw(run.sampler, prompts, sampling.samples_per_prompt, sampling_params(sampling), seed)
+            with run.phase("reward"):
+                groups = groups_by_prompt(run.reward(samples, state.step))
+            rows = rows_from_groups(
+                groups, mask_truncated=algorithm.mask_truncated, bootstrap_truncated=algorithm.bootstrap_truncated
+            )
+            with run.phase("score"):
+                rows = run.scored(rows)  # old, reference and critic, as far as the algorithm needs them
+            rows = with_advantages(rows, groups, algorithm, run.penalty())
+            run.commit()
+            for batch in updates(
+                rows,
+                samples_per_update=update.samples_per_update,
+                epochs=update.epochs_per_step,
+                weighting=algorithm.loss_weighting,
+                max_new_tokens=sampling.max_new_tokens,
+                seed=config.seed,
+                step=state.step,
+            ):
+                with run.phase("update"):
+                    gradient = run.learner.forward_backward(batch, run.objective())
+                    books.update(batch, gradient, run.learner.step(run.samples_after_update()))
+            books.rollout(groups, rows)
+            run.adapt(rows)
+            if run.evaluation_due():
+                books.evaluation(run.evaluate())
+        run.checkpoint_if_due()
+    return ending

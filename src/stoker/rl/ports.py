@@ -1,0 +1,92 @@
+"""What the loop needs of an engine. Samples and batches cross here, never modules or device tensors."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from stoker.rl.types import Floats, Objective, Request, Sample, Scored, TrainBatch, TrainRow
+
+Role = Literal["policy", "reference", "critic"]
+Metrics = dict[str, float]
+
+
+class Sampler(Protocol):
+    """Draws answers. Every sample names the weight version it came from."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue samples to draw."""
+        ...
+
+    def collect(self) -> Iterator[Sample]:
+        """Yield every queued sample, in submission order of their groups' completion."""
+        ...
+
+    def push(self, weight_version: int) -> None:
+        """Make later samples come from the learner's current weights; drops caches of older ones."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able settings that adapted in the run (e.g. concurrent_samples after an OOM)."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Learner(Protocol):
+    """Two verbs: add a batch's gradient, take an optimizer step. Policy and critic step together."""
+
+    def forward_backward(self, batch: TrainBatch, objective: Objective) -> Metrics:
+        """Add the gradient of sum(weights * loss_t) over the batch, in micro-batches of its own choosing."""
+        ...
+
+    def step(self, samples_seen: int) -> Metrics:
+        """Clip, set the learning rate by samples seen, update, zero the gradients. `skipped` is 1 if not finite."""
+        ...
+
+    def score(self, rows: Sequence[TrainRow], role: Role) -> list[Floats]:
+        """Per row (T,): log-probs of its tokens (policy, reference) or values before each token (critic)."""
+        ...
+
+    def begin_rl(self) -> None:
+        """Call once when RL begins, after any warm start: the policy as it is now is "the initial policy"."""
+        ...
+
+    def save_reference(self, folder: Path) -> None:
+        """Once a run, after `begin_rl`: later checkpoints can't tell what the initial policy was."""
+        ...
+
+    def load_reference(self, folder: Path) -> None:
+        """On resume, instead of `begin_rl`."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Policy in Hugging Face form under `policy/`, optimizer state and RNG beside it."""
+        ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def checkpoint_bytes(self) -> int:
+        """About what `save` will write; 0: not known."""
+        ...
+
+    def memory(self) -> Metrics:
+        """`memory/*` in bytes, as far as the device tells."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able settings that adapted in the run (e.g. tokens_per_microbatch after an OOM)."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class RewardPort(Protocol):
+    """Scores the samples of a step; one Scored per sample, same order."""
+
+    def __call__(self, samples: Sequence[Sample], step: int) -> list[Scored]: ...
+
+
+class Watcher(Protocol):
+    """Sees each step's record; may ask the run to stop (reason) or pass (None)."""
+
+    def __call__(self, record: Mapping[str, float]) -> str | None: ...

@@ -1,0 +1,238 @@
+"""What the loop holds: the ports, the state, and the few decisions around a step."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from stoker.batch.plan import BatchPlan
+from stoker.config import schema
+from stoker.record.clock import Clock
+from stoker.record.progress import Progress
+from stoker.record.write import Recorder
+from stoker.rl.batches import KlPenalty, mean_sequence_kl, with_scores
+from stoker.rl.evaluate import evaluate, past_its_best
+from stoker.rl.interrupt import Interrupt, Interrupted
+from stoker.rl.kl import AdaptiveKl, default_horizon
+from stoker.rl.ports import Learner, RewardPort, Sampler, Watcher
+from stoker.rl.state import Evaluation, RunState
+from stoker.rl.types import Objective, Prompt, Scored, TrainRow
+
+__all__ = ["PromptSource", "Run", "leash"]
+
+
+class PromptSource(Protocol):
+    """Training prompts in an order that only the seed decides."""
+
+    def take(self, n: int) -> list[Prompt]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class RewardSource(RewardPort, Protocol):
+    """Rewards that also say when an answer is right, and what they logged."""
+
+    def solved(self, scored: Scored) -> bool: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def extras(self) -> list[dict[str, Any]]: ...
+
+
+class Checkpoints(Protocol):
+    """Where the state goes. `saved_step` is the step of the newest checkpoint, -1: there is none."""
+
+    saved_step: int
+    environment: Mapping[str, Any]
+    """What the run runs on now (see `record.environment`)."""
+
+    def due(self, step: int, step_seconds: float) -> bool:
+        """Is it time for one, by the run file or by what saving and stepping cost?"""
+        ...
+
+    def save(self, run: "Run") -> None: ...
+
+
+@dataclass(frozen=True)
+class Leash:
+    """How the KL to the reference enters: estimator and place, defaults resolved."""
+
+    estimator: str
+    in_reward: bool
+
+
+def leash(config: schema.RunConfig) -> Leash:
+    """k1 in the reward for PPO, k2 as a loss for GRPO, unless the run file says otherwise."""
+    placement = config.kl.placement
+    if placement == "default":
+        placement = "reward" if config.algorithm.name == "ppo" else "loss"
+    estimator = config.kl.estimator
+    if estimator == "default":
+        estimator = "k1" if placement == "reward" else "k2"
+    return Leash(estimator, placement == "reward")
+
+
+@dataclass
+class Run:
+    """One run of the loop. Built by `stoker.train`; nothing here knows a file format or a device."""
+
+    config: schema.RunConfig
+    plan: BatchPlan
+    state: RunState
+    sampler: Sampler
+    learner: Learner
+    reward: RewardSource
+    prompts: PromptSource
+    validation: Mapping[str, Sequence[Prompt]]
+    recorder: Recorder
+    clock: Clock
+    display: Progress
+    interrupt: Interrupt
+    checkpoints: Checkpoints
+    encode_answer: Callable[[str], list[int]]
+    """A reference answer as the tokens a model should write, end token included."""
+    watchers: list[Watcher] = field(default_factory=list)
+    stop_reason: str | None = None
+    """Set by a watcher."""
+    step_seconds: float = 0.0
+    """Of the last step."""
+    abandonable: bool = False
+    """True where a signal may end the work at hand at once: nothing has changed that can't be done again."""
+    update_in_step: int = 0
+    """Optimizer steps of the step at hand, taken or refused."""
+    _warned: set[str] = field(default_factory=set)
+
+    # -- the loop's questions ----------------------------------------------------------------------
+
+    def ending(self) -> str | None:
+        """Why the run is over, in words; None: it goes on."""
+        if self.interrupt.received is not None:
+            return f"stopped by {self.interrupt.received.name}"
+        if self.state.step >= self.config.stop.steps:
+            return f"finished its {self.config.stop.steps} steps"
+        seen = self.state.evaluations
+        if past_its_best(
+            [e.reward for e in seen], [e.reward_error for e in seen], self.config.validation.early_stop_after
+        ):
+            best = max(seen, key=lambda e: e.reward)
+            return (
+                f"stopped early: {self.config.validation.early_stop_after} evaluations in a row below the best held-out "
+                f"reward {best.reward:.3f} (at {best.samples_seen:,} samples) by more than its standard error"
+            )
+        return self.stop_reason
+
+    def objective(self) -> Objective:
+        """The loss of this step, with the leash's present coefficient; the critic alone while it warms up."""
+        algorithm, pull = self.config.algorithm, leash(self.config)
+        critic_only = algorithm.name == "ppo" and self.state.step < self.config.critic.warmup_steps
+        return Objective(
+            loss="value" if critic_only else "policy",
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            kl_coefficient=0.0 if pull.in_reward else self.state.kl.coefficient,
+            kl_estimator=pull.estimator,
+            kl_level=self.config.kl.level,
+            entropy_coefficient=algorithm.entropy_coefficient,
+            value_clip=algorithm.value_clip,
+            value_coefficient=algorithm.value_coefficient,
+        )
+
+    def penalty(self) -> KlPenalty:
+        """The leash's part of the reward."""
+        in_reward = leash(self.config).in_reward
+        return KlPenalty(self.state.kl.coefficient if in_reward else 0.0, self.config.kl.level)
+
+    def scored(self, rows: list[TrainRow]) -> list[TrainRow]:
+        """Log-probs and values that the updates need, each by one pass without gradients."""
+        old = None
+        if self.plan.updates_per_step > 1:  # after the first update the policy is no longer the one that sampled
+            old = self.learner.score(rows, "policy")
+        reference = self.learner.score(rows, "reference") if self.state.kl.coefficient else None
+        values = self.learner.score(rows, "critic") if self.config.algorithm.name == "ppo" else None
+        return with_scores(rows, old_logprobs=old, reference_logprobs=reference, old_values=values)
+
+    def commit(self) -> None:
+        """The last moment at which a signal abandons the step: from here on the policy moves."""
+        self.interrupt.check()
+        self.abandonable = False
+
+    def samples_after_update(self) -> int:
+        """Samples trained on once the present update is done; what learning-rate schedules count."""
+        self.update_in_step += 1
+        return self.state.samples_seen + self.plan.samples_per_step * self.update_in_step // self.plan.updates_per_step
+
+    def adapt(self, rows: Sequence[TrainRow]) -> None:
+        """Move the leash by the KL that this step's samples showed (it starts at the step-0 value)."""
+        measured = mean_sequence_kl(rows) if self.state.kl.coefficient else None
+        if measured is None:
+            return
+        if not self.config.kl.adaptive:
+            baseline = measured if self.state.kl.baseline is None else self.state.kl.baseline
+            self.state.kl = replace(self.state.kl, baseline=baseline)
+            return
+        horizon = self.config.kl.horizon_samples or default_horizon(self.plan.total_samples, self.plan.samples_per_step)
+        controller = AdaptiveKl(self.config.kl.target, horizon)
+        self.state.kl = controller.update(self.state.kl, measured, self.plan.samples_per_step)
+
+    def evaluation_due(self) -> bool:
+        """At the end, and whenever the samples seen pass a multiple of validation.every_samples."""
+        if not self.validation:
+            return False
+        seen = self.state.samples_seen + self.plan.samples_per_step
+        every = self.config.validation.every_samples
+        crossed = every > 0 and seen // every > self.state.samples_seen // every
+        return crossed or self.state.step + 1 == self.config.stop.steps
+
+    # -- doing -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Give the device's time inside to this phase, and show it."""
+        self.display.phase(name)
+        with self.clock.phase(name):
+            yield
+
+    def warn_once(self, kind: str, text: str) -> None:
+        """A warning that would be the same at every step."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self.recorder.event(kind, text, step=self.state.step + 1)
+            self.display.warn(f"step {self.state.step + 1}: {text}")
+
+    def evaluate_start(self) -> None:
+        """The policy as it is before the first update: step 0 of the record."""
+        if not self.validation or self.state.evaluations:
+            return
+        self.abandonable = True
+        try:
+            metrics = self.evaluate()
+        except Interrupted:
+            return
+        finally:
+            self.abandonable = False
+        self.recorder.metrics(0, metrics)
+        self.display.step({"step": 0, **metrics})
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out metrics now; remembered for the early stop."""
+        with self.phase("evaluate"):
+            seen = self.state.samples_seen + (self.plan.samples_per_step if self.update_in_step else 0)
+            metrics, _ = evaluate(
+                self.sampler, self.reward, self.validation, self.config, self.reward.solved, self.state.step
+            )
+            self.reward.metrics(), self.reward.extras()  # of held-out answers: not the step's
+            first = next(iter(self.validation))
+            one = {name: metrics[f"eval/{first}/{name}"] for name in ("reward", "reward_error", "accuracy")}
+            self.state.evaluations.append(Evaluation(samples_seen=seen, **one))
+            return metrics
+
+    def checkpoint_if_due(self) -> None:
+        """At the end, and when the run file or the cost of saving says so."""
+        step = self.state.step
+        if step == self.checkpoints.saved_step:
+            return
+        if self.ending() is not None or self.checkpoints.due(step, self.step_seconds):
+            with self.phase("checkpoint"):
+                self.checkpoints.save(self)

@@ -1,0 +1,50 @@
+"""From prompts to samples: which draws to ask of the sampler, and back into groups."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from stoker.config import schema
+from stoker.rl.ports import Sampler
+from stoker.rl.types import Group, Prompt, Request, Sample, SamplingParams, Scored
+
+__all__ = ["draw", "draw_seed", "greedy_params", "groups_by_prompt", "sampling_params"]
+
+
+def sampling_params(config: schema.Sampling) -> SamplingParams:
+    """The sampled distribution that a run file asks for."""
+    return SamplingParams(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        max_new_tokens=config.max_new_tokens,
+        stop=config.stop,
+    )
+
+
+def greedy_params(config: schema.Sampling) -> SamplingParams:
+    """The most likely token at each position, with the run's own limits."""
+    return SamplingParams(temperature=0.0, max_new_tokens=config.max_new_tokens, stop=config.stop)
+
+
+def draw_seed(run_seed: int, purpose: str, step: int) -> int:
+    """A 63-bit seed that differs from step to step, so that a prompt seen again is drawn afresh."""
+    digest = hashlib.blake2b(f"{run_seed}/{purpose}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def draw(
+    sampler: Sampler, prompts: Sequence[Prompt], samples_per_prompt: int, params: SamplingParams, seed: int
+) -> list[Sample]:
+    """`samples_per_prompt` samples of each prompt, in the prompts' order whatever the order of completion."""
+    requests = [Request(prompt, index, params, seed) for prompt in prompts for index in range(samples_per_prompt)]
+    sampler.submit(requests)
+    by_key = {(sample.prompt.id, sample.index): sample for sample in sampler.collect()}
+    return [by_key[request.prompt.id, request.index] for request in requests]
+
+
+def groups_by_prompt(scored: Iterable[Scored]) -> list[Group]:
+    """Scored samples by prompt id (never by text or position), in order of first appearance."""
+    by_id: dict[str, list[Scored]] = {}
+    for one in scored:
+        by_id.setdefault(one.sample.prompt.id, []).append(one)
+    return [Group(members[0].sample.prompt, tuple(members)) for members in by_id.values()]

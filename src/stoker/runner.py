@@ -1,0 +1,150 @@
+"""From a run file to a better model: `train` carries a run from its data checks to its closed books."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.config import load as config_load
+from stoker.config.changes import diff
+from stoker.config.schema import RunConfig
+from stoker.engine import checkpoint
+from stoker.engine.resume import restore
+from stoker.errors import ConfigError, RunError
+from stoker.record import environment
+from stoker.record.progress import Mode
+from stoker.record.write import write_text
+from stoker.report.curves import learning_curve
+from stoker.rl import tasks
+from stoker.rl.interrupt import Interrupted
+from stoker.rl.loop import train as train_loop
+from stoker.rl.run import Run
+from stoker.rl.state import Evaluation
+from stoker.rl.warm_start import warm_start
+from stoker.wiring import Attempt, add_trackers, build, open_attempt
+
+__all__ = ["Result", "train"]
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    ending: str
+    step: int
+    evaluations: tuple[Evaluation, ...]
+    policy: Path | None
+    """The newest saved policy: loads with AutoModelForCausalLM.from_pretrained. None: nothing was saved."""
+    exit_code: int
+    """0, or 128 + the signal that stopped the run."""
+
+
+def train(config: RunConfig, *, resume: bool = False, allow_changes: bool = False, mode: Mode = "table") -> Result:
+    """Train to the run's end, or on from its last checkpoint. Raises StokerError that says what to do."""
+    _require_one_process()
+    rows = tasks.read_rows(config)  # faults of the data show before a model loads
+    with open_attempt(config, resume=resume, mode=mode) as attempt:
+        try:
+            if resume:
+                _compare(attempt, config, allow_changes)
+            run = build(config, attempt, rows)
+            begin(run, attempt)
+            add_trackers(run, attempt)
+            ending = train_loop(run)
+            return _finish(run, attempt, ending)
+        except Interrupted:
+            return Result(attempt.folder.path, "stopped before training", 0, (), None, attempt.interrupt.exit_code)
+        except BaseException as error:
+            _explain(error, attempt)
+            raise
+
+
+def _require_one_process() -> None:
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        raise RunError(
+            f"WORLD_SIZE = {processes}, but the local engine runs in one process: start stoker without a launcher "
+            "such as torchrun (a run's state can't be split over processes)"
+        )
+
+
+def _compare(attempt: Attempt, config: RunConfig, allow_changes: bool) -> None:
+    """Say what changed since the run was started. Raises ConfigError for what would make it another run."""
+    saved = attempt.folder.path / "config.toml"
+    if not saved.exists():
+        return
+    changes = diff(config_load.load(saved), config)
+    breaking = [str(change) for change in changes if change.breaks]
+    if breaking and not allow_changes:
+        raise ConfigError(
+            "the run file differs from the one this run was started with:\n  " + "\n  ".join(breaking) + "\n"
+            f"resume with {saved}, or go on all the same with --allow-changes (it is recorded)"
+        )
+    for change in changes:
+        attempt.recorder.event("config_change", str(change), breaks=change.breaks)
+        attempt.display.say(f"changed since the start: {change}")
+
+
+def begin(run: Run, attempt: Attempt) -> None:
+    """Resume from the newest sound checkpoint, or warm up and fix the initial policy."""
+    found = checkpoint.find(attempt.folder.checkpoints, say=run.display.warn)
+    reference = attempt.folder.path / "reference"
+    if found is not None:
+        with run.phase("checkpoint"):
+            run.learner.load_reference(reference)
+            restore(run, found.path)
+        run.checkpoints.saved_step = found.step
+        for line in environment.differences(found.environment, run.checkpoints.environment):
+            run.display.warn(f"not bit-exact with the run so far: {line}")
+        run.recorder.event("resume", f"resumed from step {found.step}", step=found.step)
+        run.display.say(f"resumed from step {found.step}")
+        return
+    if run.config.warm_start.updates:
+        _warm_up(run)
+    run.learner.begin_rl()
+    run.learner.save_reference(reference)
+    run.sampler.push(0)
+    if run.config.warm_start.updates:
+        with run.phase("checkpoint"):
+            run.checkpoints.save(run)
+
+
+def _warm_up(run: Run) -> None:
+    def progress(done: int, total: int, loss: float) -> None:
+        run.display.advance(done, total, f"warm-start updates, loss {loss:.3f}")
+        run.interrupt.check()
+
+    run.display.say(f"warm start: up to {run.config.warm_start.updates} supervised updates on the task's answers")
+    loss = warm_start(run.config, run.learner, run.prompts, run.encode_answer, progress)
+    run.recorder.event("warm_start", f"warm start ended at a loss of {loss:.4f} nats/token", step=0, loss=loss)
+    run.display.say(f"warm start ended at a loss of {loss:.3f} nats/token")
+
+
+def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
+    folder, state = attempt.folder.path, run.state
+    run.recorder.event("end", ending, step=state.step)
+    found = sorted(attempt.folder.checkpoints.glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    policy = found[-1] / "policy" if found else None
+    write_text(folder / "curve.svg", learning_curve(folder))
+    lines = [f"{run.config.name} {ending}, at step {state.step}"]
+    if len(state.evaluations) > 1:
+        first, last = state.evaluations[0], state.evaluations[-1]
+        lines.append(f"held-out accuracy {first.accuracy:.3f} -> {last.accuracy:.3f} (picture: {folder / 'curve.svg'})")
+    lines.append(f"run folder: {folder}")
+    lines.append(f"model: {policy}")
+    if state.step < run.config.stop.steps:
+        lines.append(way_back(folder))
+    run.display.final("\n".join(lines))
+    return Result(folder, ending, state.step, tuple(state.evaluations), policy, attempt.interrupt.exit_code)
+
+
+def _explain(error: BaseException, attempt: Attempt) -> None:
+    """Leave the cause in the record, and the way back on the error."""
+    folder = attempt.folder.path
+    saved = sorted(int(path.name.removeprefix("step_")) for path in attempt.folder.checkpoints.glob("step_*"))
+    last = f"last good step: {saved[-1]}" if saved else "no checkpoint was saved yet"
+    attempt.recorder.event("failed", f"{type(error).__name__}: {error}")
+    error.add_note(f"run folder: {folder}\n{last}\n{way_back(folder)}")
+
+
+def way_back(folder: Path) -> str:
+    return f"go on with: stoker train {folder / 'config.toml'} --resume"

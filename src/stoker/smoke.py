@@ -1,0 +1,128 @@
+"""`--smoke`: one real step, end to end, with small sizes, and an audit of the reward, before any long run."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stoker.config.schema import RunConfig
+from stoker.record.printable import printable
+from stoker.record.read import Run, read_samples
+from stoker.rl import rewards, tasks
+from stoker.rl.rewards import AuditLine
+from stoker.rl.types import Prompt
+from stoker.runner import train
+
+__all__ = ["SmokeReport", "small", "smoke"]
+
+PROMPTS, SAMPLES, TOKENS, HELD_OUT = 4, 4, 64, 8
+
+
+@dataclass(frozen=True)
+class SmokeReport:
+    """What one small step did."""
+
+    config: RunConfig
+    seconds: dict[str, float]
+    """By phase."""
+    metrics: dict[str, float]
+    samples: list[dict[str, Any]]
+    audit: list[AuditLine]
+
+    @property
+    def ok(self) -> bool:
+        """The step ran (or an error would have come) and the reward ranks known answers rightly."""
+        return all(line.ok for line in self.audit)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "seconds": self.seconds,
+            "metrics": self.metrics,
+            "samples": self.samples,
+            "audit": [asdict(line) for line in self.audit],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*self._phases(), "", *self._answers(), "", *self._audited()])
+
+    def _phases(self) -> Iterator[str]:
+        yield f"one step of {PROMPTS} prompts x {self.config.sampling.samples_per_prompt} samples, real model and data:"
+        told = {
+            "setup": "read the data, loaded the model and warmed it up",
+            "evaluate": "answered held-out prompts, twice",
+            "sample": "drew {sample/count:.0f} answers, {sample/tokens:.0f} tokens, {sample/truncated:.0%} cut at the limit",
+            "reward": "mean {reward/mean:.3f}, {reward/solved:.0%} right, {reward/unparsed:.0%} without an answer",
+            "score": "log-probs of older policies and values",
+            "update": "{optim/updates:.0f} updates, gradient norm {optim/grad_norm:.3g}, "
+            "trainer and sampler differ by {policy/mismatch:.1e} nats/token",
+            "checkpoint": "saved everything",
+        }
+        known = {"reward/mean": float("nan"), "optim/grad_norm": 0.0, "policy/mismatch": 0.0, **self.metrics}
+        for phase, text in told.items():
+            if phase in self.seconds:
+                for key, value in known.items():
+                    text = text.replace(f"{{{key}:", f"{{values[{key}]:")
+                yield f"  {phase:<10} {self.seconds[phase]:7.2f} s  {text.format(values=known)}"
+
+    def _answers(self) -> Iterator[str]:
+        yield "answers:"
+        for one in self.samples[:3]:
+            text = printable(one["text"]).replace("\n", " | ")
+            yield f"  reward {one['reward']}  (reference {printable(str(one['answer']))})  {text[:90]}"
+
+    def _audited(self) -> Iterator[str]:
+        wrong = [line for line in self.audit if not line.ok]
+        if not self.audit:
+            yield "reward audit: no prompt has a reference answer to build known answers from"
+            return
+        yield f"reward audit: {len(self.audit) - len(wrong)} of {len(self.audit)} known answers rank as they must"
+        for line in wrong:
+            trick = f" ({line.trick})" if line.trick else ""
+            yield f"  NOT OK  {line.kind}{trick} scored {line.score}: {printable(line.text)[:70]}"
+
+
+def small(config: RunConfig, runs_dir: str) -> RunConfig:
+    """The run with one small step; model, data, reward and algorithm stay what they are."""
+    sampling = {
+        "prompts_per_step": min(PROMPTS, config.sampling.prompts_per_step),
+        "samples_per_prompt": min(SAMPLES, config.sampling.samples_per_prompt),
+        "max_new_tokens": min(TOKENS, config.sampling.max_new_tokens),
+    }
+    sets = tuple(one.model_copy(update={"rows": min(one.rows or HELD_OUT, HELD_OUT)}) for one in config.validation.sets)
+    validation = {"holdout": min(config.validation.holdout, HELD_OUT), "sets": sets}
+    return config.model_copy(
+        update={
+            "name": f"{config.name}-smoke",
+            "runs_dir": runs_dir,
+            "sampling": config.sampling.model_copy(update=sampling),
+            "validation": config.validation.model_copy(update=validation),
+            "warm_start": config.warm_start.model_copy(update={"updates": min(2, config.warm_start.updates)}),
+            "update": config.update.model_copy(update={"samples_per_update": 0}),
+            "stop": config.stop.model_copy(update={"steps": 1}),
+            "record": config.record.model_copy(update={"samples_every_steps": 1, "trackers": ()}),
+        }
+    )
+
+
+def smoke(config: RunConfig) -> SmokeReport:
+    """Run the small step in a temporary folder and audit the reward. Raises StokerError where a part fails."""
+    with tempfile.TemporaryDirectory(prefix="stoker-smoke-") as folder:
+        result = train(small(config, folder), mode="quiet")
+        run = Run.load(result.folder)
+        samples = read_samples(result.folder / "samples" / "step_1.jsonl.gz")
+        return SmokeReport(config, run.seconds_by_phase(), run.metrics[-1], samples, audit(config))
+
+
+def audit(config: RunConfig) -> list[AuditLine]:
+    """Known right, wrong, unparsable and gamed answers to the task's own rows, scored."""
+    prompts = [
+        Prompt(row.id, (), row.content, row.answer, row.columns, row.source)
+        for rows in tasks.read_rows(config).train.values()
+        for row in rows[:64]
+    ]
+    suite = rewards.build(config.rewards)
+    try:
+        return suite.audit(prompts)
+    finally:
+        suite.close()

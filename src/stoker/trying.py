@@ -1,0 +1,47 @@
+"""Talk to a checkpoint: questions in, answers out, nothing recorded."""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from stoker.config import load as config_load
+from stoker.config.schema import Model, Source, Task
+from stoker.engine.local.load import load_model, load_tokenizer
+from stoker.engine.local.sampler import LocalSampler
+from stoker.record.printable import printable
+from stoker.rl.sampling import draw
+from stoker.rl.tasks import Row
+from stoker.rl.tasks.encode import encode_rows
+from stoker.rl.types import Prompt, SamplingParams
+from stoker.wiring import policy_folder
+
+__all__ = ["open_conversation"]
+
+
+def open_conversation(
+    path: Path, *, samples: int, temperature: float, max_new_tokens: int
+) -> Callable[[str], list[str]]:
+    """Load the newest policy under `path`; the returned function asks it, with the run's own system prompt and form.
+
+    Raises CheckpointError or ModelError where there is no model to talk to.
+    """
+    folder = policy_folder(path)
+    run_file = next((parent / "config.toml" for parent in (path, *path.parents) if (parent / "config.toml").is_file()), None)
+    config = config_load.load(run_file) if run_file else None
+    model_config = Model(path=str(folder)) if config is None else config.model.model_copy(
+        update={"path": str(folder), "from_scratch": False}
+    )
+    tokenizer = load_tokenizer(model_config)
+    model = load_model(model_config, seed=0)
+    sampler = LocalSampler(model, tokenizer, concurrent_samples=max(samples, 1))
+    stop = config.sampling.stop if config else ()
+    params = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, stop=stop)
+
+    task = config.task if config else Task(sources=(Source(path="-"),), chat="always" if tokenizer.chat_template else "never")
+
+    def ask(question: str) -> list[str]:
+        row = Row("try:0", "try", "your question", question, None, {})
+        prompt = Prompt(row.id, encode_rows([row], tokenizer, task, str(folder))[0], question, None)
+        return [printable(one.text) for one in draw(sampler, [prompt], samples, params, secrets.randbits(63))]
+
+    return ask

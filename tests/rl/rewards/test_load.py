@@ -1,0 +1,55 @@
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import RewardError
+from stoker.rl.rewards.load import load
+
+
+@pytest.fixture(autouse=True)
+def _keep_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_loads_from_a_file_with_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_reward.py").write_text("VALUE = 0.5\n")
+    (tmp_path / "math.py").write_text(
+        "import neighbour_of_reward as n\nclass A:\n    f = staticmethod(lambda: n.VALUE)\n"
+    )
+    assert load(f"{tmp_path}/math.py:A.f")() == 0.5
+    import math
+
+    assert math.sqrt(4) == 2  # a user's math.py replaces nothing
+
+
+def test_loads_from_a_module() -> None:
+    assert load("os.path:basename")("a/b") == "b"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("os.path", "is not of the form `pkg.mod:fn` or `file.py:fn`"),
+        (":f", "is not of the form"),
+        ("os.path:basname", "os.path has no 'basname'; did you mean 'basename'"),
+        ("os:sep", "is a str, not a function"),
+        ("no_such_package.rewards:f", "no module 'no_such_package'"),
+        ("os.nothing:f", "no module 'os.nothing'"),
+    ],
+)
+def test_errors_name_what_is_missing(path: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        load(path)
+
+
+def test_a_missing_file_names_the_nearest(write: Callable[[str], str]) -> None:
+    path = write("def f(): ...")
+    with pytest.raises(RewardError, match=r"mine_0\.py does not exist; did you mean 'mine0\.py'\?"):
+        load(path.replace("mine0", "mine_0") + ":f")
+
+
+def test_a_module_that_imports_something_missing_says_so(write: Callable[[str], str]) -> None:
+    with pytest.raises(ModuleNotFoundError, match="absent_dependency"):
+        load(write("import absent_dependency") + ":f")

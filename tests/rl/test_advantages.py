@@ -1,0 +1,189 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.rl.advantages import explained_variance, gae, group_relative, reward_to_go, token_rewards, whiten
+
+NAN = float("nan")
+
+
+def mask_of(*rows: str) -> np.ndarray:
+    """ "x" counts, "." doesn't."""
+    return np.array([[c == "x" for c in row] for row in rows])
+
+
+# --- group-relative -----------------------------------------------------------------------------------
+
+
+def test_group_relative_by_hand():
+    # [1, 0, 0, 0]: mean 1/4, squared deviations 9/16 + 3/16, over n - 1: 1/4, std 1/2
+    (advantages,) = group_relative([[1, 0, 0, 0]])
+    np.testing.assert_allclose(advantages, [1.5, -0.5, -0.5, -0.5])
+    (unscaled,) = group_relative([[1, 0, 0, 0]], "none")
+    np.testing.assert_allclose(unscaled, [0.75, -0.25, -0.25, -0.25])
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("rewards", [[0.95] * 7, [0.1] * 3, [1e9] * 8, [0.0] * 4, [0.95], [], [-0.5, None, -0.5]])
+def test_peer_fault_14_equal_rewards_and_lone_samples_give_exactly_zero(rewards, scale):
+    other = [[1.0, 0.0], [0.3, 0.1 + 0.2]]
+    alone, beside = group_relative([rewards], scale)[0], group_relative([rewards, *other], scale)[0]
+    assert alone.tolist() == beside.tolist() == [0.0] * len(rewards)
+
+
+def test_peer_fault_14_rounding_is_not_a_difference():
+    assert 0.1 + 0.2 != 0.3
+    assert group_relative([[0.3, 0.1 + 0.2, 0.3]])[0].tolist() == [0, 0, 0]
+
+
+def test_peer_fault_14_one_outlier_is_not_residue():
+    # [0, .95 x 7]: mean .83125, std = .95 sqrt((1/8)(7/8) 8/7) = .95 / sqrt(8)
+    (advantages,) = group_relative([[0] + [0.95] * 7])
+    np.testing.assert_allclose(advantages, np.array([-7 / 8] + [1 / 8] * 7) * np.sqrt(8))
+
+
+def test_peer_fault_15_batch_scale_is_the_std_of_the_step():
+    # rewards 0 2 4 6: std over the step sqrt(20/3), over each group sqrt(2); centred by their own groups
+    first, second = group_relative([[0, 2], [4, 6]], "batch")
+    np.testing.assert_allclose(first, np.array([-1, 1]) / np.sqrt(20 / 3))
+    np.testing.assert_allclose(second, first)
+    by_group, _ = group_relative([[0, 2], [4, 6]], "group")
+    np.testing.assert_allclose(by_group, np.array([-1, 1]) / np.sqrt(2))
+
+
+def test_failure_11_a_sample_without_reward_leaves_its_groups_statistics():
+    with_none, without = group_relative([[1, None, 0, 0, None]])[0], group_relative([[1, 0, 0]])[0]
+    assert with_none[[0, 2, 3]].tolist() == without.tolist()
+    assert with_none[[1, 4]].tolist() == [0, 0]
+
+
+@given(st.lists(st.integers(-20, 20), min_size=2, max_size=16), st.integers(-5, 5), st.integers(1, 9))
+def test_group_scaling_forgets_offset_and_unit(rewards, offset, unit):
+    (plain,) = group_relative([rewards])
+    (moved,) = group_relative([[unit * r + offset for r in rewards]])
+    np.testing.assert_allclose(plain, moved, atol=1e-9)
+    assert abs(plain.sum()) < 1e-9
+    if len(set(rewards)) > 1:
+        assert plain.std(ddof=1) == pytest.approx(1)
+
+
+# --- rewards per token --------------------------------------------------------------------------------
+
+
+def test_terminal_reward_lands_on_the_last_counted_token():
+    mask = mask_of("xxx..", "x.x.x", ".....")
+    rewards = token_rewards([1.0, 2.0, 3.0], np.where(mask, 0.0, NAN), mask, kl_coefficient=0.0)
+    np.testing.assert_array_equal(rewards, [[0, 0, 1, 0, 0], [0, 0, 0, 0, 2], [0, 0, 0, 0, 0]])
+
+
+def test_kl_penalty_by_token_and_by_sequence():
+    mask, d = mask_of("xx.x"), np.array([[1.0, 2.0, NAN, 4.0]])
+    by_token = token_rewards([10.0], d, mask, kl_coefficient=0.5)
+    by_sequence = token_rewards([10.0], d, mask, kl_coefficient=0.5, level="sequence")
+    np.testing.assert_allclose(by_token, [[-0.5, -1.0, 0.0, 10 - 2.0]])
+    np.testing.assert_allclose(by_sequence, [[0.0, 0.0, 0.0, 10 - 3.5]])
+
+
+# --- GAE ----------------------------------------------------------------------------------------------
+
+
+def test_gae_by_hand():
+    # gamma .5, lam .5: delta = [0 + .5*2 - 1, 0 + .5*4 - 2, 8 - 4] = [0, 0, 4]; A = [.25^2 * 4, .25 * 4, 4]
+    advantages, returns = gae(
+        np.array([[0.0, 0.0, 8.0]]), np.array([[1.0, 2.0, 4.0]]), mask_of("xxx"), gamma=0.5, lam=0.5
+    )
+    np.testing.assert_allclose(advantages, [[0.25, 1.0, 4.0]])
+    np.testing.assert_allclose(returns, [[1.25, 3.0, 8.0]])
+
+
+def by_definition(rewards, values, gamma, lam, final):
+    """A_t = sum_k (gamma lam)^k delta_{t+k} over a plain sequence, forwards."""
+    following = [*values, final][1:]
+    deltas = [r + gamma * after - before for r, before, after in zip(rewards, values, following, strict=True)]
+    return [sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas[t:])) for t in range(len(deltas))]
+
+
+@given(st.data(), st.integers(1, 4), st.integers(0, 9))
+def test_gae_of_a_masked_batch_is_that_of_each_compacted_row(data, b, t):
+    numbers = st.floats(-5, 5)
+    fill = lambda strategy: np.array(data.draw(st.lists(strategy, min_size=b * t, max_size=b * t))).reshape(b, t)  # noqa: E731
+    rewards, values, mask = fill(numbers), fill(numbers), fill(st.booleans()).astype(bool)
+    gamma, lam, final = data.draw(st.floats(0.1, 1)), data.draw(st.floats(0, 1)), data.draw(numbers)
+    advantages, returns = gae(rewards, values, mask, gamma=gamma, lam=lam, final_values=final)
+    for row in range(b):
+        m = mask[row]
+        wanted = by_definition(rewards[row][m], values[row][m], gamma, lam, final)
+        np.testing.assert_allclose(advantages[row][m], wanted, atol=1e-9)
+        np.testing.assert_allclose(returns[row][m], wanted + values[row][m], atol=1e-9)
+        assert not advantages[row][~m].any() and not returns[row][~m].any()
+
+
+def test_peer_fault_10_gae_never_reads_masked_values():
+    mask = mask_of("xx.xx..", ".xxxxxx")
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=mask.shape), rng.normal(size=mask.shape)
+    clean = gae(rewards, values, mask, gamma=0.9, lam=0.8)
+    for poison in (100.0, NAN):
+        poisoned = gae(np.where(mask, rewards, poison), np.where(mask, values, poison), mask, gamma=0.9, lam=0.8)
+        for before, after in zip(clean, poisoned, strict=True):
+            np.testing.assert_array_equal(before, after)
+
+
+def test_peer_fault_10_terminal_reward_reaches_the_first_token():
+    mask = mask_of("x.x.x..")
+    rewards = token_rewards([3.0], np.zeros(mask.shape), mask, kl_coefficient=0.0)
+    advantages, _ = gae(rewards, np.zeros(mask.shape), mask, gamma=1.0, lam=1.0)
+    np.testing.assert_allclose(advantages, [[3, 0, 3, 0, 3, 0, 0]])
+
+
+def test_peer_fault_10_truncation_bootstraps_only_where_asked():
+    # one token, no reward, V = 2 before it: ended -> A = -2; cut off in a state worth 5 -> A = 5 - 2
+    rewards, values, mask = np.zeros((2, 1)), np.full((2, 1), 2.0), mask_of("x", "x")
+    advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=0.95, final_values=[0.0, 5.0])
+    np.testing.assert_allclose(advantages, [[-2], [3]])
+    np.testing.assert_allclose(returns, [[0], [5]])
+
+
+def test_gae_takes_one_row_as_well_as_a_batch():
+    rewards, values, mask = np.array([0.0, 1.0]), np.array([0.5, 0.5]), np.array([True, True])
+    one, many = (
+        gae(r, v, m, gamma=0.9, lam=0.9)[0]
+        for r, v, m in [(rewards, values, mask), (rewards[None], values[None], mask[None])]
+    )
+    np.testing.assert_array_equal(one, many[0])
+
+
+def test_reward_to_go():
+    np.testing.assert_allclose(reward_to_go(np.array([1.0, 9.0, 2.0]), np.array([True, False, True]), 0.5), [2, 0, 2])
+
+
+# --- whitening and explained variance -----------------------------------------------------------------
+
+
+def test_whiten_by_hand():
+    np.testing.assert_allclose(whiten(np.array([[1.0, 3.0, NAN]]), mask_of("xx.")), [[-np.sqrt(0.5), np.sqrt(0.5), 0]])
+    assert whiten(np.full((1, 3), 0.7), mask_of("xxx")).tolist() == [[0, 0, 0]]
+    assert whiten(np.full((1, 3), 0.7), mask_of("...")).tolist() == [[0, 0, 0]]
+
+
+def test_peer_fault_11_padding_does_not_leak_into_whitening_or_advantages():
+    rng = np.random.default_rng(1)
+    mask = mask_of("xxxx....", "xxxxxxxx", "xx.x....")
+    values, rewards = rng.normal(size=mask.shape), rng.normal(size=mask.shape)
+    results = []
+    for padding in (0.0, -7.0, NAN):
+        v, r = np.where(mask, values, padding), np.where(mask, rewards, padding)
+        results.append(whiten(gae(r, v, mask, gamma=0.99, lam=0.95)[0], mask))
+        assert whiten(v, mask)[mask].mean() == pytest.approx(0, abs=1e-12)
+        assert whiten(v, mask)[mask].std(ddof=1) == pytest.approx(1)
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+def test_explained_variance():
+    returns, mask = np.array([[0.0, 1.0, 2.0, NAN]]), mask_of("xxx.")
+    assert explained_variance(returns, returns, mask) == 1
+    assert explained_variance(np.full((1, 4), 9.0), returns, mask) == pytest.approx(0)
+    assert explained_variance(-returns, returns, mask) == pytest.approx(-3)  # Var(2 R) = 4 Var(R)
+    assert explained_variance(returns, np.full((1, 4), 0.1), mask) is None

@@ -1,0 +1,41 @@
+"""The docs tell the truth: generated pages are fresh, lists are complete, named tests exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_run_file_reference_is_up_to_date() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "make_config_docs.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_every_requirement_is_listed_once() -> None:
+    listed = re.findall(r"^\| ([BRCD]\d+b?) \|", page("requirements.md"), re.MULTILINE)
+    counts = {"B": 31, "R": 24, "C": 7, "D": 11}
+    expected = {f"{letter}{number}" for letter, count in counts.items() for number in range(1, count + 1)} | {"R7b"}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == expected
+
+
+def test_tests_named_in_the_list_of_faults_exist() -> None:
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    named = set(re.findall(r"`(test_(?:peer_fault|failure)_\d\d_\w+)`", page("faults.md")))
+    assert named <= defined
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [path.name for path in (ROOT / "docs").glob("*.md") if path.name not in navigation] == []
