@@ -21,8 +21,6 @@ from stoker.engine.local.sampler import LocalSampler
 from stoker.record.write import Lines
 from stoker.runner import train
 
-POINTS = ("save", "rename", "sample", "update", "step", "record")
-
 
 def die_at(nth: int) -> Callable[[], None]:
     """A function whose nth call doesn't return."""
@@ -37,61 +35,72 @@ def die_at(nth: int) -> Callable[[], None]:
     return call
 
 
-def arm(point: str, nth: int) -> None:
-    """Wrap the point's function."""
-    die = die_at(nth)
-    if point == "save":
-        before(checkpoint, "_seal", die)
-    elif point == "rename":
-        before(checkpoint, "_put_in_place", die)
-    elif point == "sample":
-        original = LocalSampler._run
+def in_sampling(die: Callable[[], None]) -> None:
+    """Die where the sampler reports a token."""
+    original = LocalSampler._run
 
-        def run(self: LocalSampler, requests: Any, done: int, tokens: int) -> Any:
-            report = self.on_progress
+    def run(self: LocalSampler, requests: Any, done: int, tokens: int) -> Any:
+        report = self.on_progress
 
-            def progress(*args: int) -> None:
-                die()
-                if report is not None:
-                    report(*args)
-
-            self.on_progress = progress
-            try:
-                return original(self, requests, done, tokens)
-            finally:
-                self.on_progress = report
-
-        LocalSampler._run = run  # type: ignore[method-assign]
-    elif point == "update":
-        original_terms = LocalLearner._terms
-
-        def terms(self: LocalLearner, *args: Any) -> Any:
-            result = original_terms(self, *args)
+        def progress(*args: int) -> None:
             die()
-            return result
+            if report is not None:
+                report(*args)
 
-        LocalLearner._terms = terms  # type: ignore[method-assign]
-    elif point == "step":
-        original_step = MasterOptimizer.step
+        self.on_progress = progress
+        try:
+            return original(self, requests, done, tokens)
+        finally:
+            self.on_progress = report
 
-        def step(self: MasterOptimizer, rate: float, norm: float) -> None:
-            original_step(self, rate, norm)
+    LocalSampler._run = run  # type: ignore[method-assign]
+
+
+def in_update(die: Callable[[], None]) -> None:
+    """Die between the forward and the backward pass of a micro-batch."""
+    original = LocalLearner._terms
+
+    def terms(self: LocalLearner, *args: Any) -> Any:
+        result = original(self, *args)
+        die()
+        return result
+
+    LocalLearner._terms = terms  # type: ignore[method-assign]
+
+
+def after_step(die: Callable[[], None]) -> None:
+    """Die when the optimizer has moved the weights."""
+    original = MasterOptimizer.step
+
+    def step(self: MasterOptimizer, rate: float, norm: float) -> None:
+        original(self, rate, norm)
+        die()
+
+    MasterOptimizer.step = step  # type: ignore[method-assign]
+
+
+def in_record(die: Callable[[], None]) -> None:
+    """Die when half of a step's line is on the disk."""
+    original = Lines._write
+
+    def write(self: Lines, line: bytes) -> None:
+        if b'"optim/loss"' in line:
+            half = os.write(self._file, line[: len(line) // 2])
             die()
+            os.ftruncate(self._file, os.fstat(self._file).st_size - half)
+        original(self, line)
 
-        MasterOptimizer.step = step  # type: ignore[method-assign]
-    elif point == "record":
+    Lines._write = write  # type: ignore[method-assign]
 
-        def write(self: Lines, line: bytes) -> None:
-            if b'"optim/loss"' in line:
-                os.write(self._file, line[: len(line) // 2])
-                die()
-                os.ftruncate(self._file, os.fstat(self._file).st_size - len(line) // 2)
-            original_write(self, line)
 
-        original_write = Lines._write
-        Lines._write = write  # type: ignore[method-assign]
-    else:
-        raise SystemExit(f"no point {point!r}: {', '.join(POINTS)}")
+POINTS: dict[str, Callable[[Callable[[], None]], None]] = {
+    "save": lambda die: before(checkpoint, "_seal", die),
+    "rename": lambda die: before(checkpoint, "_put_in_place", die),
+    "sample": in_sampling,
+    "update": in_update,
+    "step": after_step,
+    "record": in_record,
+}
 
 
 def before(module: Any, name: str, die: Callable[[], None]) -> None:
@@ -107,7 +116,7 @@ def before(module: Any, name: str, die: Callable[[], None]) -> None:
 def main() -> None:
     point, nth, run_file, *rest = sys.argv[1:]
     resume = "--resume" in rest
-    arm(point, int(nth))
+    POINTS[point](die_at(int(nth)))
     train(config_load.load(run_file, [one for one in rest if one != "--resume"]), resume=resume, mode="quiet")
 
 

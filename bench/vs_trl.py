@@ -64,7 +64,8 @@ def theirs(steps: int, folder: Path) -> dict[str, Any]:
     config = config_load.load(RUN_FILE)
     rows = [row for found in read_rows(config).train.values() for row in found]
     messages = [
-        list(row.content) if not isinstance(row.content, str) else [{"role": "user", "content": row.content}] for row in rows
+        list(row.content) if not isinstance(row.content, str) else [{"role": "user", "content": row.content}]
+        for row in rows
     ]
     system = [{"role": "system", "content": config.task.system_prompt}] if config.task.system_prompt else []
     data = Dataset.from_list(

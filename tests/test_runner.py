@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from stoker import wiring
 from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
 from stoker.engine.local.learner import LocalLearner
@@ -25,7 +27,6 @@ from stoker.record.metrics import undescribed
 from stoker.record.read import Run, read_samples
 from stoker.rl.types import Objective, TrainBatch
 from stoker.runner import Result, train
-from stoker import wiring
 
 REWARDS = '''
 """Reward functions of the tests."""
@@ -105,7 +106,7 @@ def test_every_device_second_is_in_one_phase(make_config: Callable[..., RunConfi
     run = Run.load(quiet(make_config()).folder)
     spans = sorted(run.spans, key=lambda span: span.start_ns)
     assert spans[0].start_ns == 0
-    assert all(before.end_ns == after.start_ns for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before.end_ns == after.start_ns for before, after in pairwise(spans))
     for record in run.metrics[1:]:
         phases = sum(value for key, value in record.items() if key.startswith("time/") and key != "time/step")
         phases -= record["time/tokens_per_second"]
@@ -120,7 +121,9 @@ def test_the_reward_is_learned(make_config: Callable[..., RunConfig]) -> None:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_on_policy_updates_see_a_ratio_of_one(make_config: Callable[..., RunConfig], algorithm: str) -> None:
-    config = make_config(f"algorithm.name={algorithm}", "kl.coefficient=0.05", "sampling.temperature=0.7", "sampling.top_p=0.9")
+    config = make_config(
+        f"algorithm.name={algorithm}", "kl.coefficient=0.05", "sampling.temperature=0.7", "sampling.top_p=0.9"
+    )
     first = Run.load(quiet(config).folder).metrics[1]
     assert first["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert first["policy/mismatch_max"] < 1e-4
@@ -144,7 +147,9 @@ def test_the_critic_alone_moves_while_it_warms_up(make_config: Callable[..., Run
 
 
 def test_an_adaptive_leash_follows_the_measured_kl(make_config: Callable[..., RunConfig]) -> None:
-    config = make_config("kl.coefficient=0.1", "kl.adaptive=true", "kl.target=50.0", "stop.steps=3", "kl.horizon_samples=160")
+    config = make_config(
+        "kl.coefficient=0.1", "kl.adaptive=true", "kl.target=50.0", "stop.steps=3", "kl.horizon_samples=160"
+    )
     used = [value for _, value in Run.load(quiet(config).folder).series("kl/coefficient")]
     # The first measurement is the baseline; far below the target the coefficient then falls by 0.2 n / horizon.
     assert used == pytest.approx([0.1, 0.1, 0.1 * (1 - 0.2 * 16 / 160)])
@@ -154,7 +159,13 @@ def test_an_adaptive_leash_follows_the_measured_kl(make_config: Callable[..., Ru
 
 
 def test_resume_is_the_run_never_stopped_bit_for_bit(make_config: Callable[..., RunConfig]) -> None:
-    more = ("kl.coefficient=0.05", "kl.adaptive=true", "kl.horizon_samples=160", "warm_start.updates=3")
+    more = (
+        "kl.coefficient=0.05",
+        "kl.adaptive=true",
+        "kl.horizon_samples=160",
+        "warm_start.updates=3",
+        "warm_start.examples_per_update=16",
+    )
     whole = quiet(make_config("name=whole", "stop.steps=4", *more))
     quiet(make_config("name=parts", "stop.steps=2", *more))
     parts = quiet(make_config("name=parts", "stop.steps=4", *more), resume=True)
@@ -266,7 +277,10 @@ def test_failure_03_a_signal_saves_and_says_how_to_go_on(
     folder = Path(config.runs_dir) / config.name
     step = Run.load(folder).metrics[-1]["step"]
     assert (folder / "checkpoints" / f"step_{step}" / "manifest.json").exists()
-    resumed = quiet(make_config(f"stop.steps={step + 1}", "checkpoint.every_steps=100000", "validation.every_samples=0"), resume=True)
+    resumed = quiet(
+        make_config(f"stop.steps={step + 1}", "checkpoint.every_steps=100000", "validation.every_samples=0"),
+        resume=True,
+    )
     assert resumed.step == step + 1
 
 
@@ -361,7 +375,7 @@ def test_failure_25_too_few_rows_are_found_before_the_model_loads(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wiring, "load_model", lambda *_: pytest.fail("the model was loaded"))
-    with pytest.raises(DataError, match=r"52 training rows .* prompts_per_step = 64"):
+    with pytest.raises(DataError, match=r"52 training rows .*prompts_per_step = 64"):
         quiet(make_config("sampling.prompts_per_step=64"))
 
 

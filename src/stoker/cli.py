@@ -1,7 +1,6 @@
 """The command line: wiring only. Each command imports what it needs, so that `--help` is instant."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -22,7 +21,9 @@ app = typer.Typer(
 RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Changes to the run file, as key=value: sampling.temperature=0.8 stop.steps=50.", show_default=False),
+    typer.Argument(
+        help="Changes to the run file, as key=value: sampling.temperature=0.8 stop.steps=50.", show_default=False
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines.")]
 
@@ -31,7 +32,9 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for 
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write the run file.")] = Path("run.toml"),
     model: Annotated[str | None, typer.Option(help="Folder, GGUF file or Hugging Face name.")] = None,
-    data: Annotated[str | None, typer.Option(help="JSONL, parquet, CSV, dataset name, or generator pkg.mod:fn.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="JSONL, parquet, CSV, dataset name, or generator pkg.mod:fn.")
+    ] = None,
     reward: Annotated[str | None, typer.Option(help="`math`, `exact`, or your function: file.py:fn.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="`grpo` or `ppo`.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; defaults for what no option gives.")] = False,
@@ -69,9 +72,14 @@ def train(
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="With --resume: accept changes of the run file that alter the run.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the batch plan; run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config and the batch plan; run nothing.")
+    ] = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="One real step with small sizes: what each phase did, and an audit of the reward.")
+        bool,
+        typer.Option(
+            "--smoke", help="One real step with small sizes: what each phase did, and an audit of the reward."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the final words.")] = False,
     as_json: Json = False,
@@ -137,7 +145,9 @@ def try_out(
     prompt: Annotated[str | None, typer.Option(help="Ask this once instead of talking.")] = None,
     samples: Annotated[int, typer.Option(help="Answers to each question.", min=1)] = 1,
     temperature: Annotated[float, typer.Option(help="0: the most likely answer.", min=0.0)] = 0.0,
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens. Without it: the run's.", min=1, show_default=False)
+    ] = None,
 ) -> None:
     """Talk to a checkpoint. An empty line or Ctrl-D ends it."""
     from stoker.trying import open_conversation
@@ -170,8 +180,9 @@ def fail(error: StokerError | str) -> NoReturn:
 
 
 def main() -> None:
+    """`python -m stoker.cli`, under the name that users know."""
     app(prog_name="stoker")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,6 +24,7 @@ from stoker.wiring import Attempt, add_trackers, build, open_attempt
 
 __all__ = ["Result", "train"]
 
+
 @dataclass(frozen=True)
 class Result:
     """How a run ended."""

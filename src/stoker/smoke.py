@@ -22,7 +22,6 @@ PROMPTS, SAMPLES, TOKENS, HELD_OUT = 4, 4, 64, 8
 class SmokeReport:
     """What one small step did."""
 
-    config: RunConfig
     seconds: dict[str, float]
     """By phase."""
     metrics: dict[str, float]
@@ -47,23 +46,23 @@ class SmokeReport:
         return "\n".join([*self._phases(), "", *self._answers(), "", *self._audited()])
 
     def _phases(self) -> Iterator[str]:
-        yield f"one step of {PROMPTS} prompts x {self.config.sampling.samples_per_prompt} samples, real model and data:"
+        m = self.metrics
         told = {
             "setup": "read the data, loaded the model and warmed it up",
             "evaluate": "answered held-out prompts, twice",
-            "sample": "drew {sample/count:.0f} answers, {sample/tokens:.0f} tokens, {sample/truncated:.0%} cut at the limit",
-            "reward": "mean {reward/mean:.3f}, {reward/solved:.0%} right, {reward/unparsed:.0%} without an answer",
-            "score": "log-probs of older policies and values",
-            "update": "{optim/updates:.0f} updates, gradient norm {optim/grad_norm:.3g}, "
-            "trainer and sampler differ by {policy/mismatch:.1e} nats/token",
-            "checkpoint": "saved everything",
+            "sample": f"drew {m['sample/count']:.0f} answers of {m['batch/prompts']:.0f} prompts, "
+            f"{m['sample/tokens']:.0f} tokens, {m['sample/truncated']:.0%} cut at the limit",
+            "reward": f"mean {m.get('reward/mean', 0):.3f}, {m['reward/solved']:.0%} right, "
+            f"{m['reward/unparsed']:.0%} without an answer, {m['reward/abstained']:.0%} not scored",
+            "score": "log-probs of the reference and of older policies, values, as far as needed",
+            "update": f"{m['optim/updates']:.0f} optimizer steps, gradient norm "
+            f"{m.get('optim/grad_norm', 0):.3g}; trainer and sampler differ by {m.get('policy/mismatch', 0):.1e} nats",
+            "checkpoint": "saved everything that a resume needs",
         }
-        known = {"reward/mean": float("nan"), "optim/grad_norm": 0.0, "policy/mismatch": 0.0, **self.metrics}
+        yield "one small step with the real model, data and reward:"
         for phase, text in told.items():
             if phase in self.seconds:
-                for key, value in known.items():
-                    text = text.replace(f"{{{key}:", f"{{values[{key}]:")
-                yield f"  {phase:<10} {self.seconds[phase]:7.2f} s  {text.format(values=known)}"
+                yield f"  {phase:<10} {self.seconds[phase]:7.2f} s  {text}"
 
     def _answers(self) -> Iterator[str]:
         yield "answers:"
@@ -111,7 +110,7 @@ def smoke(config: RunConfig) -> SmokeReport:
         result = train(small(config, folder), mode="quiet")
         run = Run.load(result.folder)
         samples = read_samples(result.folder / "samples" / "step_1.jsonl.gz")
-        return SmokeReport(config, run.seconds_by_phase(), run.metrics[-1], samples, audit(config))
+        return SmokeReport(run.seconds_by_phase(), run.metrics[-1], samples, audit(config))
 
 
 def audit(config: RunConfig) -> list[AuditLine]:

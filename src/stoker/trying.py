@@ -17,27 +17,39 @@ from stoker.wiring import policy_folder
 
 __all__ = ["open_conversation"]
 
+LONGEST = 256
+"""Tokens of an answer where no run file says how long one may be."""
+
 
 def open_conversation(
-    path: Path, *, samples: int, temperature: float, max_new_tokens: int
+    path: Path, *, samples: int, temperature: float, max_new_tokens: int | None
 ) -> Callable[[str], list[str]]:
     """Load the newest policy under `path`; the returned function asks it, with the run's own system prompt and form.
 
     Raises CheckpointError or ModelError where there is no model to talk to.
     """
     folder = policy_folder(path)
-    run_file = next((parent / "config.toml" for parent in (path, *path.parents) if (parent / "config.toml").is_file()), None)
+    run_file = next(
+        (parent / "config.toml" for parent in (path, *path.parents) if (parent / "config.toml").is_file()), None
+    )
     config = config_load.load(run_file) if run_file else None
-    model_config = Model(path=str(folder)) if config is None else config.model.model_copy(
-        update={"path": str(folder), "from_scratch": False}
+    model_config = (
+        Model(path=str(folder))
+        if config is None
+        else config.model.model_copy(update={"path": str(folder), "from_scratch": False})
     )
     tokenizer = load_tokenizer(model_config)
     model = load_model(model_config, seed=0)
     sampler = LocalSampler(model, tokenizer, concurrent_samples=max(samples, 1))
     stop = config.sampling.stop if config else ()
-    params = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, stop=stop)
+    limit = max_new_tokens or (config.sampling.max_new_tokens if config else LONGEST)
+    params = SamplingParams(temperature=temperature, max_new_tokens=limit, stop=stop)
 
-    task = config.task if config else Task(sources=(Source(path="-"),), chat="always" if tokenizer.chat_template else "never")
+    task = (
+        config.task
+        if config
+        else Task(sources=(Source(path="-"),), chat="always" if tokenizer.chat_template else "never")
+    )
 
     def ask(question: str) -> list[str]:
         row = Row("try:0", "try", "your question", question, None, {})

@@ -67,7 +67,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
     if config.start_from:
         source = source.model_copy(update={"path": str(policy_folder(Path(config.start_from))), "from_scratch": False})
     attempt.display.phase("setup")
-    disable_progress_bar()  # transformers' own bars would tear the display
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own bars would tear the display
     tokenizer = load_tokenizer(source)
     data = tasks.load(config, tokenizer, rows)
     model = load_model(source, config.seed)

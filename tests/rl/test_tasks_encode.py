@@ -16,7 +16,8 @@ SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<system>", "<user>", "<assistant>"]
 WORDS = [*SPECIAL, "one", "two", "three", "four", "five", "be", "brief"]
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}> {{ m.content }} "
-    "{% if not loop.last or m.role != 'assistant' %}{{ eos_token }}{% endif %} {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if not loop.last or m.role != 'assistant' %}{{ eos_token }}{% endif %} {% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
     "{% if shout is defined %} {{ shout }}{% endif %}"
 )
 

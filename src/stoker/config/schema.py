@@ -272,7 +272,7 @@ class RunConfig(Section):
                 "algorithm.name = 'grpo' compares the samples of one prompt: set sampling.samples_per_prompt >= 2"
             )
         if self.algorithm.bootstrap_truncated and self.algorithm.name != "ppo":
-            raise ValueError("algorithm.bootstrap_truncated needs a critic: set algorithm.name = 'ppo', or leave it out")
+            raise ValueError("algorithm.bootstrap_truncated needs a critic: set algorithm.name = 'ppo' or drop it")
         if self.kl.placement == "reward" and self.kl.estimator in ("k2", "k3"):
             raise ValueError(
                 "kl.placement = 'reward' is only right with kl.estimator = 'k1' "

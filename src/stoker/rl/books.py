@@ -75,7 +75,7 @@ class Books:
         state.nonfinite_updates += 1
         if state.nonfinite_updates >= run.config.stop.max_nonfinite_updates:
             raise RunError(
-                f"{state.nonfinite_updates} updates in a row had a NaN or infinite loss or gradient; the last batch is in "
+                f"{state.nonfinite_updates} updates in a row had a NaN or infinite loss or gradient; the last is in "
                 "samples/bad_step_*.jsonl.gz. Lower optimizer.learning_rate, or use model.dtype = 'float32', "
                 "and resume from the last good checkpoint"
             )
@@ -205,7 +205,15 @@ def sample_record(scored: Scored, row: TrainRow) -> dict[str, Any]:
 
 def _row_record(row: TrainRow) -> dict[str, Any]:
     """A training row whole, to look into what broke an update."""
-    arrays = ("advantages", "weights", "sampler_logprobs", "old_logprobs", "reference_logprobs", "old_values", "returns")
+    arrays = (
+        "advantages",
+        "weights",
+        "sampler_logprobs",
+        "old_logprobs",
+        "reference_logprobs",
+        "old_values",
+        "returns",
+    )
     given = {name: getattr(row, name) for name in arrays}
     return {
         "id": row.sample_id,

@@ -4,17 +4,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.config import schema
 from stoker.rl.ports import RewardPort, Sampler
 from stoker.rl.sampling import draw, draw_seed, greedy_params, groups_by_prompt, sampling_params
 from stoker.rl.types import Group, Prompt, Scored
 
-__all__ = ["evaluate", "pass_at_k", "past_its_best", "summarise"]
+__all__ = ["evaluate", "pass_at_k", "past_its_best", "standard_error", "summarise"]
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
-    """Chance that k of the drawn samples hold a solved one: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021, arXiv 2107.03374)."""
+    """Chance that k of the samples hold a solved one: 1 - C(n-c, k)/C(n, k) (Chen et al. 2021, arXiv 2107.03374)."""
     if samples - solved < k:
         return 1.0
     return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
@@ -62,7 +63,7 @@ def summarise(groups: Sequence[Group], solved: Callable[[Scored], bool]) -> dict
     return summary
 
 
-def standard_error(values: np.ndarray) -> float:  # type: ignore[type-arg]
+def standard_error(values: NDArray[np.float64]) -> float:
     """Of the mean of independent values; 0 for fewer than two."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 

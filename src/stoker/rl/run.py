@@ -118,8 +118,8 @@ class Run:
         ):
             best = max(seen, key=lambda e: e.reward)
             return (
-                f"stopped early: {self.config.validation.early_stop_after} evaluations in a row below the best held-out "
-                f"reward {best.reward:.3f} (at {best.samples_seen:,} samples) by more than its standard error"
+                f"stopped early: {self.config.validation.early_stop_after} evaluations in a row below the best "
+                f"held-out reward {best.reward:.3f} (at {best.samples_seen:,} samples) by more than its standard error"
             )
         return self.stop_reason
 

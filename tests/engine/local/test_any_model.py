@@ -4,6 +4,8 @@ One tiny random model for each way of attending: learned positions, rotary, grou
 latent attention, experts, states without attention, hybrids, and no cache at all.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from transformers import (
     AutoModelForCausalLM,
     BartConfig,
     BartForConditionalGeneration,
+    BertConfig,
+    BertLMHeadModel,
     BloomConfig,
     DeepseekV3Config,
     FalconH1Config,
@@ -31,12 +35,14 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3MoeConfig,
+    RobertaConfig,
     RwkvConfig,
 )
 
+from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.sampler import LocalSampler
 from stoker.errors import ModelError
-from stoker.rl.types import Prompt, Request, Sample, SamplingParams
+from stoker.rl.types import Objective, Prompt, Request, Sample, SamplingParams, TrainBatch, TrainRow
 
 SIZE = {
     "vocab_size": 258,
@@ -78,6 +84,7 @@ PADDED: dict[str, PreTrainedConfig] = {
 }  # fmt: skip
 UNPADDED: dict[str, PreTrainedConfig] = {
     "bloom": BloomConfig(**SIZE),
+    "roberta": RobertaConfig(**(SIZE | {"pad_token_id": 1}), is_decoder=True),
     "mamba": MambaConfig(**SIZE, state_size=8),
     "mamba2": Mamba2Config(**SIZE, state_size=8, num_heads=8, head_dim=8, n_groups=1, chunk_size=4),
     "jamba": JambaConfig(
@@ -131,6 +138,40 @@ def test_logprobs_equal_a_plain_forward(name: str, tiny_tokenizer: object) -> No
     assert len({len(s.token_ids) for s in samples}) > 2, "rows are dropped on the way"
 
 
+def train_row(sample: Sample, tokens: int) -> TrainRow:
+    length = len(sample.token_ids)
+    return TrainRow(
+        sample_id=sample.id,
+        prompt_ids=sample.prompt.token_ids,
+        token_ids=sample.token_ids,
+        mask=np.ones(length, np.bool_),
+        weights=np.full(length, 1 / tokens, np.float32),
+        advantages=np.full(length, 1.0 if sample.index else -1.0, np.float32),
+        sampler_logprobs=sample.logprobs,
+        temperature=sample.params.temperature,
+    )
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_two_training_steps_run(
+    name: str, tiny_tokenizer: object, make_learner: Callable[[PreTrainedModel], LocalLearner]
+) -> None:
+    model = build(name)
+    learner = make_learner(model)
+    learner.begin_rl()
+    for samples_seen in (12, 24):
+        samples = draw(model, tiny_tokenizer, SamplingParams(temperature=0.8, max_new_tokens=5))
+        rows = tuple(train_row(sample, sum(len(s.token_ids) for s in samples)) for sample in samples)
+        for row, scored in zip(rows, learner.score(rows, "policy"), strict=True):
+            np.testing.assert_allclose(scored, row.sampler_logprobs, atol=1e-4, err_msg=row.sample_id)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        learner.forward_backward(TrainBatch(rows), Objective("policy"))
+        assert learner.step(samples_seen)["optim/skipped"] == 0
+        moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
+        assert sum(moved) > len(moved) / 2
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize(("name", "pads"), [*((n, True) for n in PADDED), *((n, False) for n in UNPADDED | NO_CACHE)])
 def test_how_each_model_is_sampled_is_said(name: str, pads: bool, tiny_tokenizer: object) -> None:
     notes = LocalSampler(build(name), tiny_tokenizer, concurrent_samples=2).notes  # type: ignore[arg-type]
@@ -144,6 +185,11 @@ def test_encoder_decoder_is_refused(tiny_tokenizer: object) -> None:
     model = BartForConditionalGeneration(BartConfig(**size, **heads))
     with pytest.raises(ModelError, match="BartForConditionalGeneration is an encoder-decoder"):
         LocalSampler(model, tiny_tokenizer, concurrent_samples=2)  # type: ignore[arg-type]
+
+
+def test_encoder_is_refused(tiny_tokenizer: object) -> None:
+    with pytest.raises(ModelError, match="BertLMHeadModel attends to later tokens.*set is_decoder = true"):
+        LocalSampler(BertLMHeadModel(BertConfig(**SIZE)), tiny_tokenizer, concurrent_samples=2)  # type: ignore[arg-type]
 
 
 def test_model_without_head_is_refused(tiny_tokenizer: object) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from stoker.engine.local import learner as learner_module
+from stoker.engine.local.forward import ScoringModel
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import cast_weights
 from stoker.errors import RunError
@@ -256,8 +257,8 @@ def failing_above(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Collating more than `limit` padded tokens raises what a full GPU raises, after the first micro-batch ran."""
     collate = learner_module.collate
 
-    def small_only(rows: list[TrainRow], *args: Any, **kwargs: Any) -> Any:
-        micro = collate(rows, *args, **kwargs)
+    def small_only(*args: Any, **kwargs: Any) -> Any:
+        micro = collate(*args, **kwargs)
         if micro.token_ids.numel() > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return micro
@@ -280,16 +281,16 @@ def test_failure_19_out_of_memory_in_update(
 
     learner = make_learner(model, update={"tokens_per_microbatch": 45})
     learner.forward_backward(TrainBatch(tuple(first)), POLICY)
-    add = learner._policy
+    score = ScoringModel.__call__
     calls = []
 
-    def fails_at_third(micro: Any) -> Any:
+    def fails_at_third(self: ScoringModel, micro: Any) -> Any:
         calls.append(micro.token_ids.shape)
         if len(calls) == 3 and micro.token_ids.shape[0] > 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return add(micro)
+        return score(self, micro)
 
-    monkeypatch.setattr(learner, "_policy", fails_at_third)
+    monkeypatch.setattr(ScoringModel, "__call__", fails_at_third)
     learner.forward_backward(TrainBatch(tuple(second)), POLICY)
     assert distance(gradients(learner), expected) <= (1e-6 if dtype == torch.float32 else 0.05)
     smaller = learner.state()["tokens_per_microbatch"]
@@ -314,10 +315,10 @@ def test_failure_19_other_errors_are_not_read_as_lack_of_memory(
 ) -> None:
     learner = make_learner(tiny_llama)
 
-    def broken(micro: Any) -> Any:
+    def broken(self: ScoringModel, micro: Any) -> Any:
         raise RuntimeError("shape mismatch")
 
-    monkeypatch.setattr(learner, "_policy", broken)
+    monkeypatch.setattr(ScoringModel, "__call__", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         learner.forward_backward(TrainBatch(tuple(make_rows())), POLICY)
     assert not tiny_llama.training

@@ -172,6 +172,14 @@ def test_stop_string_across_tokens(tiny_llama: PreTrainedModel, tiny_tokenizer: 
         assert sample.token_ids.tolist() == tiny_tokenizer.encode("é is 4. END")
 
 
+def test_stop_string_that_is_a_special_token(tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer) -> None:
+    pad = tiny_tokenizer.pad_token_id
+    force(tiny_llama, [*tiny_tokenizer.encode("Hi"), pad])
+    params = SamplingParams(max_new_tokens=9, stop=("<pad>",))
+    for sample in draw(tiny_llama, tiny_tokenizer, requests(tiny_tokenizer, params)).values():
+        assert (sample.text, sample.finish, sample.token_ids[-1]) == ("Hi", "stop", pad)
+
+
 def test_failure_22_empty_completion(tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer) -> None:
     force(tiny_llama, [tiny_tokenizer.eos_token_id])
     for sample in draw(tiny_llama, tiny_tokenizer, requests(tiny_tokenizer, SamplingParams())).values():
@@ -283,9 +291,11 @@ def test_failure_17_progress_at_every_token(tiny_llama: PreTrainedModel, tiny_to
 
 def test_model_is_left_as_it_was(tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer) -> None:
     tiny_llama.train()
+    tiny_llama.lm_head.eval()
     sampler = LocalSampler(tiny_llama, tiny_tokenizer, concurrent_samples=6)
     sampler.submit(requests(tiny_tokenizer, SamplingParams(max_new_tokens=2)))
     for _ in sampler.collect():
         assert tiny_llama.training and torch.is_grad_enabled(), "the loop runs between two samples"
+        assert not tiny_llama.lm_head.training
     tiny_llama(input_ids=torch.tensor([[1, 2, 3]])).logits.sum().backward()
     assert tiny_llama.lm_head.weight.grad is not None

@@ -7,8 +7,10 @@ from typing import TypeVar
 import torch
 
 from stoker.batch.pack import pack, padded_tokens
+from stoker.engine.local.layout import Line, lines_of
 from stoker.engine.local.memory_errors import is_out_of_memory
 from stoker.errors import RunError
+from stoker.rl.types import TrainRow
 
 __all__ = ["TokenBudget"]
 
@@ -23,11 +25,14 @@ class TokenBudget:
         self.notes: list[str] = []
         self._in_flight = (0, 0)  # rows and padded tokens of the micro-batch at work
 
-    def microbatches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Row indices of each micro-batch; a row longer than the budget gets one of its own."""
-        for rows in pack(lengths, self.tokens, oversized="alone"):
-            self._in_flight = (len(rows), padded_tokens(lengths, [rows]))
-            yield rows
+    def microbatches(self, rows: Sequence[TrainRow], sharing_width: int) -> Iterator[list[Line]]:
+        """Lines of each micro-batch (see `layout.lines_of`); a row longer than the budget gets one of its own."""
+        lines = lines_of(rows, self.tokens, sharing_width)
+        lengths = [line.length for line in lines]
+        for places in pack(lengths, self.tokens, oversized="alone"):
+            chosen = [lines[place] for place in places]
+            self._in_flight = (sum(len(line.rows) for line in chosen), padded_tokens(lengths, [places]))
+            yield chosen
 
     def retry(self, attempt: Callable[[], T], undo: Callable[[], None]) -> T:
         """Run `attempt` until it fits, halving the budget and calling `undo` after each lack of memory.

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache, DummyLayer, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from stoker.errors import ModelError
 
@@ -19,6 +19,8 @@ __all__ = ["Abilities", "abilities_of", "preallocated_cache"]
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")  # newest name first
 _MIN_ROOM = 64
+_ATTENTION_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+_EMPTY_LAYERS = tuple(filter(None, [getattr(cache_utils, "DummyLayer", None)]))  # new in 5.23
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,16 @@ def abilities_of(model: PreTrainedModel) -> Abilities:
             f"{type(model).__name__} has no language-model head, so it gives no token probabilities: "
             "load it with AutoModelForCausalLM."
         )
+    if _looks_ahead(model):
+        raise ModelError(
+            f"{type(model).__name__} attends to later tokens, so it can't write text left to right: set is_decoder = "
+            "true in its config.json, or choose another model.path."
+        )
     arguments = inspect.signature(model.forward).parameters
     argument = next((name for name in _CACHE_ARGUMENTS if name in arguments), None)
     # A stateful model (state space, recurrence) keeps more than keys and values, whatever its config lists.
     attends = argument is not None and not getattr(model, "_is_stateful", False) and _only_attention(config)
-    positions = "position_ids" in arguments
+    positions = "position_ids" in arguments and not _numbers_positions(model)
     if argument is not None and not attends and not _own_cache_works(model, argument):
         argument = None
     limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
@@ -71,7 +78,7 @@ def abilities_of(model: PreTrainedModel) -> Abilities:
 def preallocated_cache(config: PreTrainedConfig, length: int) -> Cache:
     """A cache for up to `length` tokens a row. Windows are left to the masks: each layer keeps the whole past."""
     template = DynamicCache(config=config).layers
-    return Cache(layers=[layer if isinstance(layer, DummyLayer) else _InPlaceLayer(length) for layer in template])
+    return Cache(layers=[_InPlaceLayer(length) if type(layer) in _ATTENTION_LAYERS else layer for layer in template])
 
 
 class _InPlaceLayer(DynamicLayer):
@@ -121,12 +128,22 @@ def _with_room(filled: Tensor, rows: Tensor | None, room: int) -> Tensor:
 
 
 def _only_attention(config: PreTrainedConfig) -> bool:
-    plain = {DynamicLayer, DynamicSlidingWindowLayer, DummyLayer}
     try:
         layers = DynamicCache(config=config).layers
     except (AttributeError, KeyError, TypeError):  # layer types that only the model's own code knows
         return False
-    return all(type(layer) in plain for layer in layers)
+    return all(type(layer) in (*_ATTENTION_LAYERS, *_EMPTY_LAYERS) for layer in layers)
+
+
+def _looks_ahead(model: PreTrainedModel) -> bool:
+    """True for an encoder that is not set to decode: its modules say so, and none says otherwise."""
+    said = [getattr(module, name, None) for module in model.modules() for name in ("is_causal", "is_decoder")]
+    return False in said and True not in said
+
+
+def _numbers_positions(model: PreTrainedModel) -> bool:
+    """True where positions are counted from the token ids by the model's own rule (RoBERTa's begin at 2)."""
+    return any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules())
 
 
 def _own_cache_works(model: PreTrainedModel, argument: str) -> bool:

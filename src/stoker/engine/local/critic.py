@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stoker.config.schema import RunConfig
-from stoker.engine.local.forward import Microbatch, hidden_states, trunk_of
+from stoker.engine.local.forward import hidden_states, sharing_width, trunk_of
+from stoker.engine.local.layout import Microbatch
 from stoker.engine.local.load import load_other
 from stoker.engine.local.saving import copy_tensors, load_tensors
 from stoker.errors import ModelError
@@ -28,6 +29,7 @@ class Critic(nn.Module):
                 "algorithm.name = 'grpo', or give another model as critic.path"
             )
         self.trunk = copy.deepcopy(trunk).requires_grad_(True)
+        self.sharing_width = sharing_width(model)
         width = model.config.get_text_config().hidden_size
         # fp32 and zero: the first advantages are the returns themselves, not noise of a random head.
         self.head = nn.Linear(width, 1, dtype=torch.float32, device=model.device)

@@ -1,93 +1,21 @@
-"""From rows to per-token numbers: padding, the trunk, and the head at response positions only.
+"""From a micro-batch to per-token numbers: the trunk over all tokens, the head at scored positions only.
 
-B rows of a micro-batch, L the longest prompt + answer, T the longest answer, N scored positions, H hidden
-size. The logits that predict token t of an answer stand at position P + t - 1 of its row.
+S lines, L the longest line, N scored positions, H hidden size.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stoker.engine.local.chunked import Head, Kept, Scores, scores_of_logits, token_scores
+from stoker.engine.local.chunked import Head, Scores, scores_of_logits, token_scores
+from stoker.engine.local.layout import Line, Microbatch, collate
 from stoker.errors import ModelError
 from stoker.rl.types import TrainRow
 
-__all__ = ["Microbatch", "ScoringModel", "checkpoint_activations", "collate", "hidden_states", "row_length", "trunk_of"]
-
-
-@dataclass(frozen=True)
-class Microbatch:
-    """Rows on the device, padded on the right."""
-
-    token_ids: Tensor  # (B, L)
-    sources: Tensor  # (N,) where the hidden state of each scored token stands in the flat (B * L)
-    slots: Tensor  # (N,) where its result goes in the flat (B * T)
-    targets: Tensor  # (N,)
-    temperature: Tensor  # (N,)
-    kept: Kept | None
-    shape: tuple[int, int]  # (B, T)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """(N,) -> (B, T), 0 where nothing was scored; differentiable."""
-        rows, width = self.shape
-        return values.new_zeros(rows * width).index_copy(0, self.slots, values).view(rows, width)
-
-
-def row_length(row: TrainRow) -> int:
-    """Tokens of prompt and answer."""
-    return len(row.prompt_ids) + len(row.token_ids)
-
-
-def collate(rows: Sequence[TrainRow], device: torch.device, *, only_counted: bool) -> Microbatch:
-    """`only_counted`: score the tokens of the mask alone, which is all that a loss can see."""
-    width, longest = max(len(row.token_ids) for row in rows), max(map(row_length, rows))
-    token_ids = np.zeros((len(rows), longest), dtype=np.int64)  # what stands on padding is never looked at
-    scored: list[NDArray[np.int64]] = []  # answer positions of each row
-    for line, row in zip(token_ids, rows, strict=True):
-        if not row.prompt_ids:
-            raise ModelError(
-                f"sample {row.sample_id} has an empty prompt: its first token has nothing to be predicted from"
-            )
-        line[: row_length(row)] = [*row.prompt_ids, *row.token_ids]
-        scored.append(np.flatnonzero(row.mask) if only_counted else np.arange(len(row.token_ids)))
-    indexed = list(zip(scored, rows, strict=True))
-
-    def put(parts: list[Any], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(device=device, dtype=dtype)
-
-    return Microbatch(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        sources=put([at + i * longest + len(row.prompt_ids) - 1 for i, (at, row) in enumerate(indexed)], torch.int64),
-        slots=put([at + i * width for i, at in enumerate(scored)], torch.int64),
-        targets=put([row.token_ids[at] for at, row in indexed], torch.int64),
-        temperature=put([np.full(len(at), row.temperature) for at, row in indexed], torch.float32),
-        kept=_kept(indexed, device),
-        shape=(len(rows), width),
-    )
-
-
-def _kept(indexed: Sequence[tuple[NDArray[np.int64], TrainRow]], device: torch.device) -> Kept | None:
-    """The kept ids of the scored positions, in their order; a row without any keeps everything (an empty set)."""
-    if all(row.kept is None for _, row in indexed):
-        return None
-    ids, counts = [], []
-    for at, row in indexed:
-        if row.kept is None:
-            counts.append(np.zeros(len(at), dtype=np.int64))
-            continue
-        spans = list(pairwise(row.kept.offsets.tolist()))
-        ids += [row.kept.ids[slice(*spans[t])] for t in at]
-        counts.append(np.diff(row.kept.offsets)[at])
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-    flat = np.concatenate(ids) if ids else np.zeros(0)
-    return Kept(torch.from_numpy(flat).to(device=device, dtype=torch.int64), torch.from_numpy(offsets))
+__all__ = ["ScoringModel", "checkpoint_activations", "hidden_states", "sharing_width", "trunk_of"]
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module | None:
@@ -99,11 +27,45 @@ def trunk_of(model: PreTrainedModel) -> nn.Module | None:
 def hidden_states(trunk: nn.Module, batch: Microbatch) -> Tensor:
     """(N, H) last hidden states that predict the scored tokens.
 
-    No attention mask: padding is on the right, where a causal model can't look, and positions count from
-    each row's start anyway. Without a mask the fastest attention kernels apply.
+    No attention mask where each line has one answer: padding is on the right, where a causal model can't
+    look. Without a mask the fastest attention kernels apply.
     """
-    states: Tensor = trunk(input_ids=batch.token_ids, use_cache=False).last_hidden_state  # (B, L, H)
+    extra: dict[str, Any] = {}
+    if batch.segments is not None:
+        dtype = next(trunk.parameters()).dtype
+        extra = {"attention_mask": batch.mask(dtype), "position_ids": batch.positions}
+    states: Tensor = trunk(input_ids=batch.token_ids, use_cache=False, **extra).last_hidden_state  # (S, L, H)
     return states.flatten(0, 1).index_select(0, batch.sources)
+
+
+@torch.no_grad()
+def sharing_width(model: PreTrainedModel) -> int:
+    """The hidden size where answers to one prompt may share a line; 0 where the model can't do it.
+
+    Windowed attention would count the answers between; other models are asked by trying.
+    """
+    config, trunk = model.config.get_text_config(), trunk_of(model)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if trunk is None or kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        return 0
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, 16).astype(np.int32)
+    empty = np.zeros(4, dtype=np.float32)
+    rows = [
+        TrainRow("", tuple(ids[:3].tolist()), answer, np.ones(4, dtype=np.bool_), empty, empty, empty)
+        for answer in (ids[4:8], ids[8:12])
+    ]
+    shared = collate(rows, [Line((0, 1), 9)], model.device, only_counted=False)
+    apart = collate(rows, [Line((0,), 6), Line((1,), 6)], model.device, only_counted=False)
+    try:
+        found, expected = hidden_states(trunk, shared).float(), hidden_states(trunk, apart).float()
+    except (TypeError, ValueError, RuntimeError, IndexError):  # it takes no position_ids, or no mask of its own
+        return 0
+    return int(config.hidden_size) if _close(found, expected, model.dtype) else 0
+
+
+def _close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    tolerance = 1e-4 if dtype in (torch.float32, torch.float64) else 3e-2
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1e-6))
 
 
 class ScoringModel:
@@ -121,6 +83,7 @@ class ScoringModel:
                 f"{type(model).__name__} isn't trunk + linear head as far as stoker can tell: the logits of a whole "
                 "micro-batch are in memory at once, so update.logits_per_chunk has no effect"
             )
+        self.sharing_width = sharing_width(model) if self._trunk is not None else 0
 
     def __call__(self, batch: Microbatch) -> Scores:
         """Log-prob and entropy of each scored token, (N,)."""
@@ -149,8 +112,7 @@ class ScoringModel:
         found = nn.functional.linear(states, head.weight, head.bias).float() * head.scale
         if head.softcap:
             found = head.softcap * torch.tanh(found / head.softcap)
-        tolerance = 1e-4 if self.model.dtype in (torch.float32, torch.float64) else 3e-2
-        return bool((found - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1e-6))
+        return _close(found, expected, self.model.dtype)
 
 
 def _head_transforms(model: PreTrainedModel) -> tuple[float, float]:

@@ -16,23 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from stoker.config import schema
+from stoker.engine.local import saving
 from stoker.engine.local.budget import TokenBudget
 from stoker.engine.local.critic import follows_policy, start_critic
-from stoker.engine.local.forward import Microbatch, ScoringModel, checkpoint_activations, collate, row_length
+from stoker.engine.local.forward import ScoringModel, checkpoint_activations
+from stoker.engine.local.layout import Microbatch, collate
 from stoker.engine.local.load import cast_weights, load_other, tokenizer_notes
 from stoker.engine.local.optim import MasterOptimizer, NormGuard, learning_rate
-from stoker.engine.local.saving import (
-    copy_tensors,
-    load_json,
-    load_policy,
-    load_rng,
-    load_tensors,
-    save_json,
-    save_policy,
-    save_rng,
-    save_tensors,
-    tensors_of,
-)
 from stoker.engine.local.tally import Tally
 from stoker.errors import ModelError, RunError
 from stoker.record.memory import peak_resident_bytes
@@ -122,14 +112,15 @@ class LocalLearner:
             raise RunError(f"there is no {role} to score with: {fix}")
 
         def attempt() -> list[Floats]:
-            result = [np.zeros(0, dtype=np.float32)] * len(rows)
-            for indices in self._budget.microbatches([row_length(row) for row in rows]):
-                micro = collate([rows[i] for i in indices], self._model.device, only_counted=False)
+            result: dict[int, Floats] = {}
+            for lines in self._budget.microbatches(rows, model.sharing_width):
+                micro = collate(rows, lines, self._model.device, only_counted=False)
                 scores = model(micro)
                 values = micro.spread(scores if isinstance(scores, Tensor) else scores.logprobs).float().cpu().numpy()
-                for line, index in zip(values, indices, strict=True):
-                    result[index] = line[: len(rows[index].token_ids)].copy()
-            return result
+                order = [index for line in lines for index in line.rows]
+                for index, padded in zip(order, values, strict=True):
+                    result[index] = padded[: len(rows[index].token_ids)].copy()
+            return [result[index] for index in range(len(rows))]
 
         return self._budget.retry(attempt, undo=lambda: None)
 
@@ -158,24 +149,22 @@ class LocalLearner:
 
     def _add_gradients(self, role: Role, rows: Sequence[TrainRow], objective: Objective) -> Tally:
         tally = Tally(objective)
-        lengths = [row_length(row) for row in rows]
-        for indices in self._budget.microbatches(lengths):
-            chosen = [rows[i] for i in indices]
-            micro = collate(chosen, self._model.device, only_counted=True)
-            terms, weights = self._terms(role, micro, chosen)
+        for lines in self._budget.microbatches(rows, self._sharing_width(role)):
+            micro = collate(rows, lines, self._model.device, only_counted=True)
+            terms, weights = self._terms(role, micro)
             loss, metrics = evaluate(terms, objective)
             ((weights * loss).sum() * self._optimizers[role].grad_scale).backward()
             tally.add(len(micro.targets), weights, loss, metrics)
-            tally.add_microbatch(sum(lengths[i] for i in indices), micro.token_ids.numel())
+            tally.add_microbatch(micro.useful_tokens, micro.token_ids.numel())
             if terms.values is not None and terms.returns is not None:
                 tally.add_values(terms.mask, terms.values, terms.returns)
         return tally
 
-    def _terms(self, role: Role, micro: Microbatch, rows: Sequence[TrainRow]) -> tuple[Terms, Tensor]:
+    def _terms(self, role: Role, micro: Microbatch) -> tuple[Terms, Tensor]:
         """What the losses see, and the loss weights, all (B, T)."""
 
         def column(name: str) -> Tensor | None:
-            values = [getattr(row, name) for row in rows]
+            values = [getattr(row, name) for row in micro.rows]
             if any(value is None for value in values):
                 return None
             padded = np.zeros(micro.shape, dtype=values[0].dtype)
@@ -193,6 +182,11 @@ class LocalLearner:
         given = ("old_logprobs", "sampler_logprobs", "reference_logprobs", "advantages")
         known = {name: column(name) for name in given}
         return Terms(mask, micro.spread(scores.logprobs), micro.spread(scores.entropy), **known), weights
+
+    def _sharing_width(self, role: Role) -> int:
+        return (
+            self._critic.sharing_width if role == "critic" and self._critic is not None else self._policy.sharing_width
+        )
 
     def _grad_scale(self, rows: Sequence[TrainRow]) -> float:
         """float16 can't hold the gradient of a loss over thousands of tokens: lift a token's weight to about 1."""
@@ -238,14 +232,14 @@ class LocalLearner:
     def save_reference(self, folder: Path) -> None:
         """Once a run: the initial policy can't be told from later checkpoints. No-op where it needs no saving."""
         if self._reference is not None and not self._config.reference.path:
-            save_tensors(tensors_of(self._reference.model), folder / "reference.safetensors")
+            saving.save_tensors(saving.tensors_of(self._reference.model), folder / "reference.safetensors")
 
     def load_reference(self, folder: Path) -> None:
         """On resume, instead of `begin_rl`."""
         self.freeze_reference()
         if self._reference is not None and not self._config.reference.path:
             path = folder / "reference.safetensors"
-            copy_tensors(load_tensors(path), self._reference.model, path)
+            saving.copy_tensors(saving.load_tensors(path), self._reference.model, path)
 
     def _set_reference(self, model: PreTrainedModel) -> None:
         if model.config.get_text_config().vocab_size != self._model.config.get_text_config().vocab_size:
@@ -258,26 +252,26 @@ class LocalLearner:
     # -- saving ----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        save_policy(self._model, self._tokenizer, folder / "policy")
+        saving.save_policy(self._model, self._tokenizer, folder / "policy")
         for role, optimizer in self._optimizers.items():
-            save_tensors(optimizer.tensors(), folder / f"{role}_optimizer.safetensors")
+            saving.save_tensors(optimizer.tensors(), folder / f"{role}_optimizer.safetensors")
         if self._critic is not None:
-            save_tensors(tensors_of(self._critic), folder / "critic.safetensors")
-        save_rng(folder / "rng.safetensors")
+            saving.save_tensors(saving.tensors_of(self._critic), folder / "critic.safetensors")
+        saving.save_rng(folder / "rng.safetensors")
         norms = {role: list(guard.past) for role, guard in self._guards.items()}
-        save_json(
+        saving.save_json(
             {"schema_version": 1, "dtype": str(self._model.dtype), "gradient_norms": norms}, folder / "learner.json"
         )
 
     def load(self, folder: Path) -> None:
-        load_policy(self._model, folder / "policy")
+        saving.load_policy(self._model, folder / "policy")
         if self._critic is not None:
             path = folder / "critic.safetensors"
-            copy_tensors(load_tensors(path), self._critic, path)
+            saving.copy_tensors(saving.load_tensors(path), self._critic, path)
         for role, optimizer in self._optimizers.items():
-            optimizer.load_tensors(load_tensors(folder / f"{role}_optimizer.safetensors"))
-        load_rng(folder / "rng.safetensors")
-        norms = load_json(folder / "learner.json")["gradient_norms"]
+            optimizer.load_tensors(saving.load_tensors(folder / f"{role}_optimizer.safetensors"))
+        saving.load_rng(folder / "rng.safetensors")
+        norms = saving.load_json(folder / "learner.json")["gradient_norms"]
         for role, guard in self._guards.items():
             guard.past.clear()
             guard.past.extend(norms[role])

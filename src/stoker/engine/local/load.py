@@ -73,7 +73,7 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     for module in loaded.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    loaded.to(device=pick_device(model.device))  # type: ignore[arg-type]  # its decorator hides the signature
+    loaded.to(device=pick_device(model.device))  # type: ignore[call-arg]  # its decorator hides self
     loaded.eval()
     _require_causal_behaviour(loaded, model.path)
     return loaded
@@ -119,9 +119,10 @@ def _locate(path: str) -> tuple[str, str | None]:
     if path.startswith("embedded:"):
         from stoker import embedded
 
-        if path != "embedded:tiny":
-            raise ModelError(f"model.path = {path!r}: the only model that ships with stoker is 'embedded:tiny'")
-        return str(embedded.folder()), None
+        try:
+            return str(embedded.folder(path.removeprefix("embedded:"))), None
+        except ValueError as error:
+            raise ModelError(f"model.path = {path!r}: {error}") from error
     where = Path(path).expanduser()
     if where.suffix == ".gguf":
         if not where.is_file():
@@ -148,8 +149,8 @@ def _refuse_pickle(folder: str, path: str) -> None:
     pickled = sorted(file.name for pattern in PICKLES for file in where.glob(pattern))
     if pickled:
         raise ModelError(
-            f"model.path = {path!r} has only pickled weights ({pickled[0]}), which can run code when loaded. Convert "
-            "them where you trust them: AutoModelForCausalLM.from_pretrained(old).save_pretrained(new) writes safetensors"
+            f"model.path = {path!r} has only pickled weights ({pickled[0]}), which can run code. Convert them "
+            "where you trust them: AutoModelForCausalLM.from_pretrained(old).save_pretrained(new) writes safetensors"
         )
     raise ModelError(
         f"model.path = {path!r} has a config but no weights: set model.from_scratch = true for random ones"

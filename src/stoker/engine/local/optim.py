@@ -81,7 +81,9 @@ class MasterOptimizer:
         def add_to_sum(parameter: Tensor) -> None:
             assert parameter.grad is not None
             if master.grad is None:
-                master.grad = parameter.grad.float().div_(self.grad_scale)
+                master.grad = parameter.grad.float()
+                if self.grad_scale != 1:
+                    master.grad.div_(self.grad_scale)
             else:
                 master.grad.add_(parameter.grad, alpha=1 / self.grad_scale)
             parameter.grad = None
@@ -163,8 +165,8 @@ class MasterOptimizer:
         missing = masters - {key.removeprefix("master/") for key in tensors if key.startswith("master/")}
         if missing:
             raise CheckpointError(
-                f"optimizer state lacks the fp32 weights of {min(missing)} (and {len(missing) - 1} more): was model.dtype"
-                " another when it was saved? Resume with the saved config.toml"
+                f"optimizer state lacks fp32 weights of {min(missing)} (and {len(missing) - 1} more): was model.dtype "
+                "another when it was saved? Resume with the saved config.toml"
             )
         for key, tensor in tensors.items():
             kind, rest = key.split("/", 1)

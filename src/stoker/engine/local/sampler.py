@@ -161,10 +161,11 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     no_grad, not inference_mode: a tensor made under inference_mode (a lazily built rotary table, say) could
     never enter the learner's autograd afterwards.
     """
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True

@@ -41,7 +41,10 @@ class StopStrings:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self._tokenizer = tokenizer
-        self._strings = tuple(s for s in strings if s)
+        added = tokenizer.get_added_vocab()
+        self.token_ids = tuple(added[s] for s in strings if s in added)
+        """Strings that are one added token ("<|im_end|>"): the text, without special tokens, may never show them."""
+        self._strings = tuple(s for s in strings if s and s not in added)
         # A token is at least a byte of text, so this many of the last ones hold any string that ends in the
         # newest one. The margin is for decoders that treat the first token differently, and for special tokens.
         self._window = max((len(s.encode()) for s in self._strings), default=0) + 8

@@ -59,7 +59,7 @@ class Tally:
             self._sum(f"{name} squared", counted.square().sum())
 
     def add_microbatch(self, useful_tokens: int, padded_tokens: int) -> None:
-        """Tokens of the rows, prompts included, and of the rectangle they were padded to."""
+        """Tokens that were computed, prompts included, and those of the rectangle they were padded to."""
         self._microbatches += 1
         self._useful += useful_tokens
         self._padded += padded_tokens

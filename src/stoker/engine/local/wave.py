@@ -34,8 +34,8 @@ class Wave:
         self._requests = requests
         self._params = requests[0].params
         self._tokenizer = tokenizer
-        self._stop_ids = np.array(stop_ids, np.int64)
         self._stops = StopStrings(tokenizer, self._params.stop)
+        self._stop_ids = np.array([*stop_ids, *self._stops.token_ids], np.int64)
         self._weight_version = weight_version
         self._keys = sample_keys(requests)  # (N,)
         count, limit = len(requests), self._params.max_new_tokens

@@ -64,6 +64,7 @@ def read_rows(config: RunConfig) -> TaskRows:
     )
     by_source = {name: [row for row in train if row.source == name] for name in names[: len(task.sources)]}
     check_enough(by_source, task.sources, config.sampling.prompts_per_step)
+    _check_warm_start(config, len(train))
     found = {HOLDOUT: held_out, **sets} if held_out else sets
     return TaskRows(by_source, found, [*notes, *split_notes, *_overlap_notes(train, sets)])
 
@@ -98,6 +99,14 @@ def _overlap_notes(train: Sequence[Row], sets: Mapping[str, list[Row]]) -> list[
     known = {normalised(row.content) for row in train} if sets else set()
     shared = {name: sum(normalised(row.content) in known for row in rows) for name, rows in sets.items()}
     return [f"{name}: {count} of its prompts are trained on too" for name, count in shared.items() if count]
+
+
+def _check_warm_start(config: RunConfig, rows: int) -> None:
+    if config.warm_start.updates and rows < config.warm_start.examples_per_update:
+        raise DataError(
+            f"the task has {rows} training rows, fewer than warm_start.examples_per_update = "
+            f"{config.warm_start.examples_per_update}: add rows, or set it to {rows} or less"
+        )
 
 
 def check_enough(rows: Mapping[str, Sequence[object]], sources: Sequence[Source], prompts_per_step: int) -> None:

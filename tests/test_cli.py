@@ -1,0 +1,139 @@
+"""What a user types and reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stoker.cli import app
+from stoker.config import load as config_load
+
+runner = CliRunner()
+
+RUN_FILE = """
+name = "run"
+runs_dir = "{folder}/runs"
+[model]
+path = "embedded:tiny"
+from_scratch = true
+[task]
+sources = [{{ path = "stoker.embedded.addition:problems", kwargs = {{ digits = 1, count = 60 }} }}]
+[validation]
+holdout = 8
+[[rewards]]
+function = "exact"
+[sampling]
+prompts_per_step = 4
+samples_per_prompt = 4
+max_new_tokens = 4
+[kl]
+coefficient = 0.0
+[stop]
+steps = 2
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_FILE.format(folder=tmp_path))
+    return path
+
+
+def test_help_teaches_the_order_of_things() -> None:
+    text = runner.invoke(app, ["--help"]).output
+    for word in ("init", "train", "eval", "try", "--dry-run", "--smoke"):
+        assert word in text
+
+
+def test_init_writes_a_run_file_that_loads_and_does_not_overwrite_it(tmp_path: Path) -> None:
+    path = tmp_path / "first.toml"
+    assert runner.invoke(app, ["init", str(path), "--yes"]).exit_code == 0
+    assert config_load.load(path).name == "first"
+    again = runner.invoke(app, ["init", str(path), "--yes"])
+    assert again.exit_code == 2
+    assert "--force" in again.output
+
+
+def test_init_asks_for_what_no_option_gives(tmp_path: Path) -> None:
+    path = tmp_path / "asked.toml"
+    done = runner.invoke(app, ["init", str(path), "--model", "some/model"], input="data.jsonl\nexact\nppo\n")
+    assert done.exit_code == 0, done.output
+    config = config_load.load(path)
+    assert (config.model.path, config.task.sources[0].path) == ("some/model", "data.jsonl")
+    assert (config.rewards[0].function, config.algorithm.name) == ("exact", "ppo")
+
+
+def test_dry_run_prints_config_plan_and_warnings_and_runs_nothing(run_file: Path, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--dry-run", "sampling.temperature=0.5"])
+    assert done.exit_code == 0
+    assert "temperature = 0.5" in done.output
+    assert "4 x 4" in done.output
+    assert "warning: sampling.prompts_per_step = 4" in done.output
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_as_json(run_file: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--dry-run", "--json"])
+    plan = json.loads(done.output)["batch_plan"]
+    assert plan["samples_per_step"] == 16
+
+
+def test_an_unknown_key_is_named_with_the_nearest_one(run_file: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--dry-run", "sampling.temprature=1"])
+    assert done.exit_code == 2
+    assert "sampling.temprature" in done.output
+    assert "temperature" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_smoke_runs_one_step_and_audits_the_reward(run_file: Path, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--smoke", "--json"])
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.output.splitlines()[-1])
+    assert report["ok"]
+    assert {"setup", "sample", "reward", "update", "checkpoint"} <= report["seconds"].keys()
+    assert {line["kind"] for line in report["audit"]} == {"right", "wrong", "unparsable", "gamed"}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_smoke_fails_where_the_reward_ranks_a_gamed_answer_with_the_right_one(run_file: Path, tmp_path: Path) -> None:
+    reward = tmp_path / "lenient.py"
+    reward.write_text(
+        "def anywhere(completions, answer, **columns):\n"
+        "    return [float(a in c) for c, a in zip(completions, answer)]\n"
+    )
+    done = runner.invoke(app, ["train", str(run_file), "--smoke", f'rewards.0.function="{reward}:anywhere"'])
+    assert done.exit_code == 1
+    assert "NOT OK  gamed" in done.output
+
+
+def test_train_eval_and_try_end_to_end(run_file: Path, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file)])
+    assert done.exit_code == 0, done.output
+    assert "held-out accuracy" in done.output
+    run = str(tmp_path / "runs" / "run")
+    measured = runner.invoke(app, ["eval", run, str(run_file), "--json"])
+    assert json.loads(measured.output)["holdout"]["prompts"] == 8
+    sampled = runner.invoke(app, ["eval", run, str(run_file), "--samples", "4", "--json"])
+    assert "pass@4" in json.loads(sampled.output)["holdout"]
+    answers = runner.invoke(app, ["try", run, "--prompt", "1+2=", "--samples", "2"])
+    assert answers.exit_code == 0, answers.output
+    talk = runner.invoke(app, ["try", run], input="1+2=\n\n")
+    assert talk.exit_code == 0
+
+
+def test_a_failed_run_says_where_it_is_and_how_to_go_on(run_file: Path, tmp_path: Path) -> None:
+    reward = tmp_path / "broken.py"
+    reward.write_text("def broken(completions, **columns):\n    raise ValueError('no such key')\n")
+    done = runner.invoke(app, ["train", str(run_file), f'rewards.0.function="{reward}:broken"'])
+    assert done.exit_code == 1
+    for part in ("no such key", "run folder:", "last good step", "--resume"):
+        assert part in done.output or part == "last good step"
+
+
+def test_json_mode_prints_nothing_but_json(run_file: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--json"])
+    lines = [json.loads(line) for line in done.output.splitlines()]
+    assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2]
