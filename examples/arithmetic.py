@@ -1,6 +1,6 @@
 """Number and word problems that SmolLM2-135M-Instruct solves a third of the time, so that RL has something to lift.
 
-One solved problem in front shows the form, "9 + 2 = 11": short answers, checked by their last number
+Two solved problems in front show the form, "9 + 2 = 11": short answers, checked by their last number
 (reward `math` with the form `last_number`). Run files name it as `examples/arithmetic.py:problems`.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SYSTEM = "Write one equation."
-SHOWN = ("Jo has 9 cups and buys 2 more. How many now?", "9 + 2 = 11")
+SHOWN = (("Jo has 9 cups and buys 2 more. How many now?", "9 + 2 = 11"), ("What is 6 * 3?", "6 * 3 = 18"))
 NAMES = ("Tom", "Anna", "Ben", "Mia", "Sam", "Lily", "Max", "Emma")
 THINGS = ("apples", "books", "coins", "cards", "pens", "shells", "eggs", "stamps")
 
@@ -32,21 +32,21 @@ def gets(rng: random.Random) -> Problem:
     """An addition told as a story."""
     a, b = rng.randint(3, 30), rng.randint(2, 9)
     name, things = rng.choice(NAMES), rng.choice(THINGS)
-    return f"{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?", a + b
+    return f"{name} has {a} {things} and gets {b} more. How many now?", a + b
 
 
 def gives(rng: random.Random) -> Problem:
     """A subtraction told as a story."""
     a, b = rng.randint(10, 30), rng.randint(2, 9)
     name, things = rng.choice(NAMES), rng.choice(THINGS)
-    return f"{name} has {a} {things} and gives away {b}. How many {things} are left?", a - b
+    return f"{name} has {a} {things} and gives away {b}. How many are left?", a - b
 
 
 def boxes(rng: random.Random) -> Problem:
     """A multiplication told as a story."""
     a, b = rng.randint(2, 9), rng.randint(2, 9)
     things = rng.choice(THINGS)
-    return f"There are {a} boxes with {b} {things} each. How many {things} are there in total?", a * b
+    return f"There are {a} boxes with {b} {things} each. How many {things}?", a * b
 
 
 KINDS: dict[str, Callable[[random.Random], Problem]] = {
@@ -56,6 +56,14 @@ KINDS: dict[str, Callable[[random.Random], Problem]] = {
     "gives": gives,
     "boxes": boxes,
 }
+
+
+def messages(question: str) -> list[dict[str, str]]:
+    """The conversation that ends with the question."""
+    turns = [{"role": "system", "content": SYSTEM}]
+    for shown, equation in SHOWN:
+        turns += [{"role": "user", "content": shown}, {"role": "assistant", "content": equation}]
+    return [*turns, {"role": "user", "content": question}]
 
 
 def problems(count: int = 1000, seed: int = 0) -> Iterator[dict[str, Any]]:
@@ -72,10 +80,4 @@ def problems(count: int = 1000, seed: int = 0) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"there are fewer than count = {count} different problems of kind '{kind}'")
             continue
         seen.add(question)
-        messages = [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": SHOWN[0]},
-            {"role": "assistant", "content": SHOWN[1]},
-            {"role": "user", "content": question},
-        ]
-        yield {"prompt": messages, "answer": str(answer), "kind": kind}
+        yield {"prompt": messages(question), "answer": str(answer), "kind": kind}

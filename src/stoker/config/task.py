@@ -27,7 +27,7 @@ class Source(Section):
     answer_column: str = ""
     """Empty: found likewise; a task may have no answers if its rewards need none."""
     kwargs: dict[str, Any] = {}
-    """Keyword arguments of a generator."""
+    """Keyword arguments of a generator, or of `datasets.load_dataset` for a Hugging Face name."""
 
 
 class Task(Section):

@@ -33,8 +33,8 @@ def run_config() -> Callable[..., RunConfig]:
 def make_learner(
     run_config: Callable[..., RunConfig], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> Callable[..., LocalLearner]:
-    def make(model: PreTrainedModel, **tables: Any) -> LocalLearner:
-        return LocalLearner(run_config(**tables), model, tiny_tokenizer, total_samples=1000)
+    def make(policy: PreTrainedModel, /, **tables: Any) -> LocalLearner:
+        return LocalLearner(run_config(**tables), policy, tiny_tokenizer, total_samples=1000)
 
     return make
 

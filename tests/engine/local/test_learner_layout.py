@@ -122,11 +122,13 @@ def test_lines_hold_every_row_once_within_the_ceiling(answers: list[tuple[int, i
         assert line.length <= ceiling or len(line.rows) == 1
 
 
-TINY = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
-        "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.5, "pad_token_id": 0}  # fmt: skip
+TINY = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.5,
+        "pad_token_id": 0}  # fmt: skip
 GPT2 = {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.5}
 OPT = {"vocab_size": 64, "hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
        "max_position_embeddings": 64, "word_embed_proj_dim": 8, "init_std": 0.5}  # fmt: skip
+GEMMA = {**TINY, "head_dim": 8, "final_logit_softcapping": 2.0}
 BLOOM = {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 2}
 MAMBA = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1}
 MODELS: dict[str, tuple[Any, bool, bool]] = {  # model, splits into trunk and head, shares lines
@@ -135,7 +137,7 @@ MODELS: dict[str, tuple[Any, bool, bool]] = {  # model, splits into trunk and he
     "opt": (lambda: OPTForCausalLM(OPTConfig(**OPT)), True, True),
     "granite": (lambda: GraniteForCausalLM(GraniteConfig(**TINY, logits_scaling=3.0)), True, True),
     "cohere": (lambda: CohereForCausalLM(CohereConfig(**TINY, logit_scale=0.2)), True, True),
-    "gemma2": (lambda: Gemma2ForCausalLM(Gemma2Config(**TINY, head_dim=8, final_logit_softcapping=2.0)), True, False),
+    "gemma2": (lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA)), True, False),
     "mistral": (lambda: MistralForCausalLM(MistralConfig(**TINY, sliding_window=8)), True, False),
     "cohere2": (lambda: Cohere2ForCausalLM(Cohere2Config(**TINY, sliding_window=8)), True, False),
     "bloom": (lambda: BloomForCausalLM(BloomConfig(**BLOOM)), True, False),

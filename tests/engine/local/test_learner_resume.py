@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import cast_weights
-from stoker.errors import CheckpointError
-from stoker.rl.types import Objective, TrainBatch
+from stoker.errors import CheckpointError, ModelError
+from stoker.rl.types import Objective, TrainBatch, TrainRow
 
 Make = Callable[..., Any]
 
@@ -144,3 +145,44 @@ def test_checkpoint_of_another_dtype_or_model_is_refused(
     narrow = make_learner(cast_weights(copy.deepcopy(tiny_llama), torch.bfloat16))
     with pytest.raises(CheckpointError, match=r"model\.dtype"):
         narrow.load(tmp_path)
+
+
+def test_reference_and_critic_from_other_models(
+    tiny_llama: PreTrainedModel, make_learner: Make, make_rows: Make, tmp_path: Path
+) -> None:
+    """reference.path, critic.path and the critic of start_from win over the policy, also after a warm start."""
+    rows = make_rows()
+    teacher = copy.deepcopy(tiny_llama)
+    with torch.no_grad():
+        teacher.model.embed_tokens.weight.mul_(1.5)
+    expected = make_learner(copy.deepcopy(teacher)).score(rows, "policy")
+    teacher.save_pretrained(tmp_path / "teacher")
+    ppo = {"algorithm": {"name": "ppo"}, "kl": {"coefficient": 0.1}, "model": {"device": "cpu"}}
+    path = {"path": str(tmp_path / "teacher")}
+    learner = make_learner(copy.deepcopy(tiny_llama), reference=path, critic=path, **ppo)
+    learner.begin_rl()
+    assert all((a == b).all() for a, b in zip(learner.score(rows, "reference"), expected, strict=True))
+    assert torch.equal(learner._critic.trunk.embed_tokens.weight, teacher.model.embed_tokens.weight)
+    learner.save_reference(tmp_path / "reference")
+    assert not (tmp_path / "reference").exists(), "a named reference needs no saving"
+
+    train(learner, lambda seed: with_reference(learner, make_rows(seed=seed)), range(2))
+    learner.save(tmp_path / "checkpoint")
+    following = make_learner(copy.deepcopy(tiny_llama), start_from=str(tmp_path / "checkpoint"), **ppo)
+    following.begin_rl()
+    values = zip(learner.score(rows, "critic"), following.score(rows, "critic"), strict=True)
+    assert all((a == b).all() and a.any() for a, b in values)
+
+
+def with_reference(learner: LocalLearner, rows: list[TrainRow]) -> list[TrainRow]:
+    return [replace(r, reference_logprobs=q) for r, q in zip(rows, learner.score(rows, "reference"), strict=True)]
+
+
+def test_reference_of_another_vocabulary_is_refused(
+    tiny_llama: PreTrainedModel, make_learner: Make, tmp_path: Path
+) -> None:
+    other = copy.deepcopy(tiny_llama)
+    other.resize_token_embeddings(300)
+    other.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="another vocabulary"):
+        make_learner(tiny_llama, reference={"path": str(tmp_path)}, kl={"coefficient": 0.1}, model={"device": "cpu"})

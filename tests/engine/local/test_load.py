@@ -28,6 +28,13 @@ def test_folder(saved: Path, tiny_llama: PreTrainedModel, dtype: Any) -> None:
     assert load_tokenizer(Model(path=str(saved))).eos_token_id == 256
 
 
+def test_embedded_model() -> None:
+    settings = Model(path="embedded:tiny", from_scratch=True, device="cpu")
+    assert load_model(settings, 0).config.get_text_config().vocab_size >= len(load_tokenizer(settings))
+    with pytest.raises(ModelError, match="no embedded model 'huge'"):
+        load_tokenizer(Model(path="embedded:huge"))
+
+
 def test_tied_parameters_count_once() -> None:
     config = GPT2Config(vocab_size=7, n_positions=8, n_embd=4, n_layer=0, n_head=1, tie_word_embeddings=True)
     assert count_parameters(GPT2LMHeadModel(config)) == 7 * 4 + 8 * 4 + 2 * 4

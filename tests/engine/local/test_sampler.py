@@ -299,3 +299,19 @@ def test_model_is_left_as_it_was(tiny_llama: PreTrainedModel, tiny_tokenizer: To
         assert not tiny_llama.lm_head.training
     tiny_llama(input_ids=torch.tensor([[1, 2, 3]])).logits.sum().backward()
     assert tiny_llama.lm_head.weight.grad is not None
+
+
+def test_abandoned_collect_leaves_nothing_behind(tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer) -> None:
+    sampler = LocalSampler(tiny_llama, tiny_tokenizer, concurrent_samples=3)
+
+    def stop(_done: int, _total: int, _tokens: int) -> None:
+        raise KeyboardInterrupt
+
+    sampler.on_progress = stop
+    sampler.submit(requests(tiny_tokenizer, SamplingParams(max_new_tokens=5)))
+    with pytest.raises(KeyboardInterrupt):
+        list(sampler.collect())
+    sampler.on_progress = None
+    wanted = requests(tiny_tokenizer, SamplingParams(max_new_tokens=2), seed=9)[:2]
+    sampler.submit(wanted)
+    assert [sample.id for sample in sampler.collect()] == ["test:0/0", "test:0/1"]

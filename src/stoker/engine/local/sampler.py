@@ -55,13 +55,16 @@ class LocalSampler:
     def collect(self) -> Iterator[Sample]:
         """Draw every queued sample; a wave's samples come in the order they were submitted."""
         done = tokens = 0
-        while self._queue:
-            wave, samples = self._next_samples(done, tokens)
-            taken = set(wave)
-            self._queue = [request for place, request in enumerate(self._queue) if place not in taken]
-            done += len(samples)
-            tokens += sum(len(sample.token_ids) for sample in samples)
-            yield from samples
+        try:
+            while self._queue:
+                wave, samples = self._next_samples(done, tokens)
+                taken = set(wave)
+                self._queue = [request for place, request in enumerate(self._queue) if place not in taken]
+                done += len(samples)
+                tokens += sum(len(sample.token_ids) for sample in samples)
+                yield from samples
+        finally:
+            self._queue = []  # what an abandoned collect left would mix with the next step's samples
 
     def push(self, weight_version: int) -> None:
         """Later samples carry this version. The module is shared and no cache outlives its wave."""

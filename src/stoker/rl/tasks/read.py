@@ -10,7 +10,7 @@ from stoker.rl.tasks.files import BadRow
 from stoker.rl.tasks.sources import name_of, read_source
 from stoker.rl.tasks.split import count_duplicates, hold_out, normalised, repeated_names, subset
 
-__all__ = ["HOLDOUT", "RULE_REWARDS", "TaskRows", "listing", "read_rows"]
+__all__ = ["HOLDOUT", "RULE_REWARDS", "TaskRows", "check_enough", "listing", "read_rows"]
 
 HOLDOUT = "holdout"
 """Name of the validation set that is taken out of the training sources."""

@@ -8,7 +8,7 @@ from stoker.errors import DataError
 from stoker.rl.tasks.columns import Row
 from stoker.rl.types import Message
 
-__all__ = ["count_duplicates", "hold_out", "normalised", "rank", "subset"]
+__all__ = ["count_duplicates", "hold_out", "normalised", "rank", "repeated_names", "subset"]
 
 
 def rank(seed: int, *parts: object) -> bytes:
