@@ -91,7 +91,7 @@ def test_an_unknown_key_is_named_with_the_nearest_one(run_file: Path) -> None:
 def test_smoke_runs_one_step_and_audits_the_reward(run_file: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file), "--smoke", "--json"])
     assert done.exit_code == 0, done.output
-    report = json.loads(done.output.splitlines()[-1])
+    report = [json.loads(line) for line in done.output.splitlines()][-1]
     assert report["ok"]
     assert {"setup", "sample", "reward", "update", "checkpoint"} <= report["seconds"].keys()
     assert {line["kind"] for line in report["audit"]} == {"right", "wrong", "unparsable", "gamed"}
@@ -120,6 +120,8 @@ def test_train_eval_and_try_end_to_end(run_file: Path, tmp_path: Path) -> None:
     assert "pass@4" in json.loads(sampled.output)["holdout"]
     answers = runner.invoke(app, ["try", run, "--prompt", "1+2=", "--samples", "2"])
     assert answers.exit_code == 0, answers.output
+    odd = runner.invoke(app, ["try", run, "--prompt", "1+\udcff="])  # how the shell hands over bytes that are not UTF-8
+    assert odd.exit_code == 0, odd.output
     talk = runner.invoke(app, ["try", run], input="1+2=\n\n")
     assert talk.exit_code == 0
 
@@ -137,3 +139,10 @@ def test_json_mode_prints_nothing_but_json(run_file: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file), "--json"])
     lines = [json.loads(line) for line in done.output.splitlines()]
     assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2]
+
+
+def test_init_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["init", str(tmp_path / "no" / "run.toml"), "--yes"])
+    assert done.exit_code == 2
+    assert "can't be written" in done.output
+    assert "Traceback" not in done.output

@@ -26,14 +26,21 @@ def test_every_requirement_is_listed_once() -> None:
     assert set(listed) == expected
 
 
-def test_tests_named_in_the_list_of_faults_exist() -> None:
+def test_every_fault_names_the_tests_that_hold_it() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "make_fault_docs.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_tests_named_in_the_requirements_exist() -> None:
     defined = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    named = set(re.findall(r"`(test_(?:peer_fault|failure)_\d\d_\w+)`", page("faults.md")))
-    assert named <= defined
+    assert set(re.findall(r"`(test_\w+)`", page("requirements.md"))) <= defined
+    for status in re.findall(r"^\| R\d+b? \|.*\| (done[^|]*) \|$", page("requirements.md"), re.MULTILINE):
+        assert "`test_" in status
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM
 from stoker import wiring
 from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
+from stoker.engine.local.critic import start_critic
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import load_model
-from stoker.errors import CheckpointError, ConfigError, DataError, RunError
+from stoker.errors import CheckpointError, ConfigError, DataError, ModelError, RunError
 from stoker.record.metrics import undescribed
 from stoker.record.read import Run, read_samples
 from stoker.rl.types import Objective, TrainBatch
@@ -203,12 +204,22 @@ def test_a_finished_run_can_be_extended(make_config: Callable[..., RunConfig]) -
     assert [record["step"] for record in Run.load(result.folder).metrics] == [0, 1, 2, 3]
 
 
+def test_a_changed_leash_takes_effect_on_resume(make_config: Callable[..., RunConfig]) -> None:
+    quiet(make_config("kl.coefficient=0.05"))
+    resumed = quiet(make_config("kl.coefficient=0.2", "stop.steps=3"), resume=True, allow_changes=True)
+    assert [value for _, value in Run.load(resumed.folder).series("kl/coefficient")] == [0.05, 0.05, 0.2]
+
+
 def test_a_new_run_starts_from_any_checkpoint(make_config: Callable[..., RunConfig]) -> None:
     first = quiet(make_config("algorithm.name=ppo"))
     start = first.folder / "checkpoints" / "step_1"
     config = make_config("name=second", f'start_from="{start}"', "algorithm.name=ppo", "optimizer.learning_rate=1e-30")
     second = quiet(config)
     assert same(load_file(start / "policy" / "model.safetensors"), final_weights(second))
+    critic = load_file(first.folder / "checkpoints" / "step_2" / "critic.safetensors")
+    for place in (first.folder, first.folder / "checkpoints" / "step_2"):  # a run stands for its newest checkpoint
+        started = start_critic(make_config(f'start_from="{place}"'), load_model(config.model, seed=1))
+        assert torch.equal(started.head.weight, critic["head.weight"])
 
 
 # -- failures: what the user sees, and what is never lost ------------------------------------------
@@ -263,7 +274,7 @@ def start_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_failure_03_a_signal_saves_and_says_how_to_go_on(
     make_config: Callable[..., RunConfig], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -282,6 +293,58 @@ def test_failure_03_a_signal_saves_and_says_how_to_go_on(
         resume=True,
     )
     assert resumed.step == step + 1
+
+
+@pytest.mark.parametrize("holdout", [0, 8])
+def test_failure_03_a_signal_does_not_wait_for_a_reward_that_hangs(
+    make_config: Callable[..., RunConfig], tmp_path: Path, holdout: int
+) -> None:
+    hanging = tmp_path / "hanging.py"
+    hanging.write_text(
+        "import os, signal, time\n"
+        "def hang(completions, **columns):\n"
+        "    os.kill(os.getppid(), signal.SIGTERM)\n"
+        "    time.sleep(600)\n"
+    )
+    rewards = [{"function": f"{hanging}:hang", "timeout_s": 60}]
+    started = time.monotonic()
+    result = quiet(make_config(f"validation.holdout={holdout}", rewards=rewards))
+    assert result.exit_code == 143
+    assert time.monotonic() - started < 30
+
+
+def test_failure_03_a_signal_in_the_warm_start_says_how_to_go_on(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(config: Any, learner: Any, prompts: Any, encode: Any, progress: Callable[..., None]) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        progress(1, 2, 0.0)
+
+    monkeypatch.setattr("stoker.runner.warm_start", stopped)
+    result = quiet(make_config("warm_start.updates=2", "warm_start.examples_per_update=4"))
+    assert (result.exit_code, result.step, result.policy) == (143, 0, None)
+    said = capsys.readouterr().out
+    assert "stopped by SIGTERM before its first step" in said
+    assert "--resume" in said
+
+
+def test_a_run_that_failed_in_setup_is_not_sent_to_a_resume(make_config: Callable[..., RunConfig]) -> None:
+    with pytest.raises(ModelError) as error:
+        quiet(make_config("model.path=/no/such/folder"))
+    assert "start the run again" in "\n".join(error.value.__notes__)
+    assert "--resume" not in "\n".join(error.value.__notes__)
+
+
+def test_a_second_model_that_can_not_be_loaded_is_named_by_its_role(make_config: Callable[..., RunConfig]) -> None:
+    with pytest.raises(ModelError, match=r"reference model: .*'/no/such/folder': no such folder"):
+        quiet(make_config("reference.path=/no/such/folder", "kl.coefficient=0.1"))
+
+
+def test_a_lost_reference_is_named_with_what_to_do(make_config: Callable[..., RunConfig]) -> None:
+    result = quiet(make_config("kl.coefficient=0.1"))
+    (result.folder / "reference" / "reference.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="reference model can't be restored .* from a copy"):
+        quiet(make_config("kl.coefficient=0.1", "stop.steps=3"), resume=True)
 
 
 def test_failure_05_an_unwritable_run_folder_fails_before_the_model_loads(

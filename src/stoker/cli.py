@@ -1,6 +1,7 @@
 """The command line: wiring only. Each command imports what it needs, so that `--help` is instant."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -41,7 +42,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a commented run file; asks for what the options leave open."""
-    from stoker.config.init import Answers, template
+    from stoker.config.init import Answers, name_of, template
 
     if path.exists() and not force:
         fail(f"{path} exists already: choose another name, or --force to replace it")
@@ -58,10 +59,14 @@ def init(
             given[key] = getattr(default, key) if yes else typer.prompt(question, default=getattr(default, key))
     if given["algorithm"] not in ("grpo", "ppo"):
         fail(f"algorithm {given['algorithm']!r} is not known: grpo or ppo")
-    answers = Answers(name=path.stem, **given)  # type: ignore[arg-type]
-    path.write_text(template(answers), encoding="utf-8")
-    typer.echo(f"wrote {path}\nnext: stoker train {path} --dry-run    (what it means, nothing runs)")
-    typer.echo(f"then: stoker train {path} --smoke      (one real step, everything checked)")
+    answers = Answers(name=name_of(path.name), **given)  # type: ignore[arg-type]
+    try:
+        path.write_text(template(answers), encoding="utf-8")
+    except OSError as error:
+        fail(f"{path} can't be written ({error.strerror}): choose another place")
+    name = shlex.quote(str(path))
+    typer.echo(f"wrote {path}\nnext: stoker train {name} --dry-run    (what it means, nothing runs)")
+    typer.echo(f"then: stoker train {name} --smoke      (one real step, everything checked)")
 
 
 @app.command()
@@ -95,7 +100,7 @@ def train(
         elif smoke:
             from stoker.smoke import smoke as run_smoke
 
-            report = run_smoke(config)
+            report = run_smoke(config, "json" if as_json else "quiet")
             typer.echo(json.dumps(report.to_json()) if as_json else str(report))
             raise typer.Exit(0 if report.ok else 1)
         else:
@@ -173,9 +178,10 @@ def _read_line() -> str:
 def fail(error: StokerError | str) -> NoReturn:
     """The cause and the way out, no traceback; exit 1 (2 for a mistake in the command or the run file)."""
     from stoker.errors import ConfigError
+    from stoker.record.printable import printable
 
     notes = getattr(error, "__notes__", [])
-    typer.echo("\n".join([f"error: {error}", *notes]), err=True)
+    typer.echo(printable("\n".join([f"error: {error}", *notes])), err=True)
     raise typer.Exit(2 if isinstance(error, ConfigError | str) else 1)
 
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from stoker.config.schema import RunConfig
+from stoker.engine.checkpoint import policy_folder
 from stoker.engine.local.load import load_model, load_tokenizer
 from stoker.engine.local.sampler import LocalSampler
 from stoker.errors import ConfigError
 from stoker.rl import rewards, tasks
 from stoker.rl.evaluate import evaluate
-from stoker.wiring import policy_folder
 
 __all__ = ["evaluate_model", "table"]
 

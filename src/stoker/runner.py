@@ -1,18 +1,20 @@
 """From a run file to a better model: `train` carries a run from its data checks to its closed books."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.config import load as config_load
+from stoker.config import secrets
 from stoker.config.changes import diff
 from stoker.config.schema import RunConfig
 from stoker.engine import checkpoint
 from stoker.engine.resume import restore
-from stoker.errors import ConfigError, RunError
+from stoker.errors import CheckpointError, ConfigError, RunError
 from stoker.record import environment
+from stoker.record.disk import when_full, write_text
 from stoker.record.progress import Mode
-from stoker.record.write import write_text
 from stoker.report.curves import learning_curve
 from stoker.rl import tasks
 from stoker.rl.interrupt import Interrupted
@@ -52,8 +54,8 @@ def train(config: RunConfig, *, resume: bool = False, allow_changes: bool = Fals
             add_trackers(run, attempt)
             ending = train_loop(run)
             return _finish(run, attempt, ending)
-        except Interrupted:
-            return Result(attempt.folder.path, "stopped before training", 0, (), None, attempt.interrupt.exit_code)
+        except Interrupted as signal:
+            return _stopped_early(config, attempt, str(signal))
         except BaseException as error:
             _explain(error, attempt)
             raise
@@ -91,7 +93,7 @@ def begin(run: Run, attempt: Attempt) -> None:
     reference = attempt.folder.path / "reference"
     if found is not None:
         with run.phase("checkpoint"):
-            run.learner.load_reference(reference)
+            _load_reference(run, reference)
             restore(run, found.path)
         run.checkpoints.saved_step = found.step
         for line in environment.differences(found.environment, run.checkpoints.environment):
@@ -102,11 +104,21 @@ def begin(run: Run, attempt: Attempt) -> None:
     if run.config.warm_start.updates:
         _warm_up(run)
     run.learner.begin_rl()
-    run.learner.save_reference(reference)
+    when_full(lambda: run.learner.save_reference(reference), "reference", reference.parent, run.recorder.patience)
     run.sampler.push(0)
     if run.config.warm_start.updates:
         with run.phase("checkpoint"):
             run.checkpoints.save(run)
+
+
+def _load_reference(run: Run, folder: Path) -> None:
+    try:
+        run.learner.load_reference(folder)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the run's reference model can't be restored ({error}). Bring {folder} back from a copy; without it the "
+            "run can't go on as it was: start a new one with start_from"
+        ) from error
 
 
 def _warm_up(run: Run) -> None:
@@ -123,29 +135,39 @@ def _warm_up(run: Run) -> None:
 def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
     folder, state = attempt.folder.path, run.state
     run.recorder.event("end", ending, step=state.step)
-    found = sorted(attempt.folder.checkpoints.glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
-    policy = found[-1] / "policy" if found else None
+    found = checkpoint.saved(attempt.folder.checkpoints)
+    policy = found[0][1] / "policy" if found else None
     write_text(folder / "curve.svg", learning_curve(folder))
     lines = [f"{run.config.name} {ending}, at step {state.step}"]
     if len(state.evaluations) > 1:
         first, last = state.evaluations[0], state.evaluations[-1]
         lines.append(f"held-out accuracy {first.accuracy:.3f} -> {last.accuracy:.3f} (picture: {folder / 'curve.svg'})")
     lines.append(f"run folder: {folder}")
-    lines.append(f"model: {policy}")
+    if policy is not None:
+        lines.append(f"model: {policy}")
     if state.step < run.config.stop.steps:
         lines.append(way_back(folder))
     run.display.final("\n".join(lines))
     return Result(folder, ending, state.step, tuple(state.evaluations), policy, attempt.interrupt.exit_code)
 
 
+def _stopped_early(config: RunConfig, attempt: Attempt, signal: str) -> Result:
+    folder, ending = attempt.folder.path, f"stopped by {signal} before its first step"
+    attempt.recorder.event("end", ending, step=0)
+    attempt.display.final(f"{config.name} {ending}\nrun folder: {folder}\n{way_back(folder)}")
+    return Result(folder, ending, 0, (), None, attempt.interrupt.exit_code)
+
+
 def _explain(error: BaseException, attempt: Attempt) -> None:
     """Leave the cause in the record, and the way back on the error."""
     folder = attempt.folder.path
-    saved = sorted(int(path.name.removeprefix("step_")) for path in attempt.folder.checkpoints.glob("step_*"))
-    last = f"last good step: {saved[-1]}" if saved else "no checkpoint was saved yet"
-    attempt.recorder.event("failed", f"{type(error).__name__}: {error}")
+    saved = checkpoint.saved(attempt.folder.checkpoints)
+    last = f"last good step: {saved[0][0]}" if saved else "no checkpoint was saved yet"
+    attempt.recorder.last_words("failed", secrets.redact(f"{type(error).__name__}: {error}"))
     error.add_note(f"run folder: {folder}\n{last}\n{way_back(folder)}")
 
 
 def way_back(folder: Path) -> str:
-    return f"go on with: stoker train {folder / 'config.toml'} --resume"
+    if not (folder / "config.toml").exists():
+        return "nothing was trained yet: mend the cause and start the run again"
+    return f"go on with: stoker train {shlex.quote(str(folder / 'config.toml'))} --resume"

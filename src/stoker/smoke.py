@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.config.schema import RunConfig
 from stoker.record.printable import printable
+from stoker.record.progress import Mode
 from stoker.record.read import Run, read_samples
 from stoker.rl import rewards, tasks
 from stoker.rl.rewards import AuditLine
@@ -104,10 +105,10 @@ def small(config: RunConfig, runs_dir: str) -> RunConfig:
     )
 
 
-def smoke(config: RunConfig) -> SmokeReport:
+def smoke(config: RunConfig, mode: Mode = "quiet") -> SmokeReport:
     """Run the small step in a temporary folder and audit the reward. Raises StokerError where a part fails."""
     with tempfile.TemporaryDirectory(prefix="stoker-smoke-") as folder:
-        result = train(small(config, folder), mode="quiet")
+        result = train(small(config, folder), mode=mode)
         run = Run.load(result.folder)
         samples = read_samples(result.folder / "samples" / "step_1.jsonl.gz")
         return SmokeReport(run.seconds_by_phase(), run.metrics[-1], samples, audit(config))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stoker.config import load as config_load
 from stoker.config.schema import Model, Source, Task
+from stoker.engine.checkpoint import policy_folder
 from stoker.engine.local.load import load_model, load_tokenizer
 from stoker.engine.local.sampler import LocalSampler
 from stoker.record.printable import printable
@@ -13,12 +14,18 @@ from stoker.rl.sampling import draw
 from stoker.rl.tasks import Row
 from stoker.rl.tasks.encode import encode_rows
 from stoker.rl.types import Prompt, SamplingParams
-from stoker.wiring import policy_folder
 
 __all__ = ["open_conversation"]
 
 LONGEST = 256
 """Tokens of an answer where no run file says how long one may be."""
+
+
+def _run_file(policy: Path) -> Path | None:
+    """config.toml of the run that a policy was saved by; other folders may hold some other program's."""
+    checkpoints = policy.resolve().parent.parent
+    found = checkpoints.parent / "config.toml"
+    return found if checkpoints.name == "checkpoints" and found.is_file() else None
 
 
 def open_conversation(
@@ -29,9 +36,7 @@ def open_conversation(
     Raises CheckpointError or ModelError where there is no model to talk to.
     """
     folder = policy_folder(path)
-    run_file = next(
-        (parent / "config.toml" for parent in (path, *path.parents) if (parent / "config.toml").is_file()), None
-    )
+    run_file = _run_file(folder)
     config = config_load.load(run_file) if run_file else None
     model_config = (
         Model(path=str(folder))
@@ -52,6 +57,7 @@ def open_conversation(
     )
 
     def ask(question: str) -> list[str]:
+        question = question.encode(errors="replace").decode()  # bytes that are not UTF-8 arrive as half surrogates
         row = Row("try:0", "try", "your question", question, None, {})
         prompt = Prompt(row.id, encode_rows([row], tokenizer, task, str(folder))[0], question, None)
         return [printable(one.text) for one in draw(sampler, [prompt], samples, params, secrets.randbits(63))]

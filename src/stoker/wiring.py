@@ -1,5 +1,6 @@
 """Builds a run: one attempt's records, then model, task, rewards and engine, wired to the loop's ports."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -7,30 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from stoker.batch import plan as batch_plan
 from stoker.config import load as config_load
+from stoker.config import secrets
 from stoker.config.schema import RunConfig
+from stoker.engine.checkpoint import policy_folder
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import count_parameters, load_model, load_tokenizer
 from stoker.engine.local.sampler import LocalSampler
 from stoker.engine.resume import RunCheckpoints
 from stoker.engine.trackers import open_trackers
-from stoker.errors import CheckpointError
 from stoker.record import environment
 from stoker.record.clock import Clock
-from stoker.record.disk import Patience
+from stoker.record.disk import Patience, write_json, write_text
 from stoker.record.folder import RunFolder
 from stoker.record.progress import Mode, Progress
-from stoker.record.write import Recorder, write_json, write_text
+from stoker.record.write import Recorder
 from stoker.rl import rewards, tasks
 from stoker.rl.interrupt import Interrupt
 from stoker.rl.kl import KlState
 from stoker.rl.run import Run
 from stoker.rl.state import RunState
 
-__all__ = ["Attempt", "add_trackers", "answer_encoder", "build", "open_attempt", "policy_folder"]
+__all__ = ["Attempt", "add_trackers", "answer_encoder", "build", "open_attempt"]
 
 
 @dataclass(frozen=True)
@@ -52,34 +53,31 @@ def open_attempt(config: RunConfig, *, resume: bool, mode: Mode) -> Iterator[Att
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder.create(config.runs_dir, config.name, resume=resume))
         display = stack.enter_context(Progress(mode, config.stop.steps))
-        patience = Patience(warn=display.warn)  # a full disk is waited for, and said
+        interrupt = Interrupt()
+        # a full disk is waited for, and said, unless the run is asked to stop
+        patience = Patience(warn=display.warn, called_off=lambda: interrupt.received is not None)
         recorder = stack.enter_context(Recorder(folder, patience=patience))
         clock = stack.enter_context(Clock(folder.path / "clock.jsonl", "0", folder.attempt, patience=patience))
-        interrupt = stack.enter_context(Interrupt())
+        stack.enter_context(interrupt)
         yield Attempt(folder, recorder, clock, display, interrupt, stack)
 
 
 def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
     """The run at its very start: weights loaded, nothing sampled. Notes and warnings are said and recorded."""
-    if config.model.threads:
-        torch.set_num_threads(config.model.threads)
     source = config.model
     if config.start_from:
         source = source.model_copy(update={"path": str(policy_folder(Path(config.start_from))), "from_scratch": False})
     attempt.display.phase("setup")
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own bars would tear the display
+    suite = rewards.build(config.rewards)  # its faults show before a model loads
+    attempt.closing.callback(suite.close)
     tokenizer = load_tokenizer(source)
     data = tasks.load(config, tokenizer, rows)
     model = load_model(source, config.seed)
     plan = batch_plan.make(config, count_parameters(model))
     learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples)
+    attempt.folder.require_free(learner.checkpoint_bytes(), "a checkpoint")
     sampler = LocalSampler(model, tokenizer, concurrent_samples=config.sampling.concurrent_samples)
-    suite = rewards.build(config.rewards)
-    attempt.closing.callback(suite.close)
     facts = environment.collect(device=str(model.device), threads=torch.get_num_threads())
-    for note in [*data.notes, *learner.notes, *sampler.notes]:
-        attempt.recorder.event("note", note)
-        attempt.display.say(note)
     for warning in plan.warnings:
         attempt.recorder.event("warning", warning)
         attempt.display.warn(warning)
@@ -99,6 +97,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
         checkpoints=RunCheckpoints(attempt.folder, config, facts),
         encode_answer=answer_encoder(tokenizer),
     )
+    run.tell([*data.notes, *learner.notes, *sampler.notes])
     sampler.on_progress = _sampling_progress(run)
     _write_facts(attempt.folder, config, plan, facts)
     return run
@@ -127,15 +126,6 @@ def answer_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     return encode
 
 
-def policy_folder(path: Path) -> Path:
-    """The Hugging Face folder of a run, of one of its checkpoints, or the path itself."""
-    newest = sorted(path.glob("checkpoints/step_*"), key=lambda p: int(p.name.removeprefix("step_")))
-    for candidate in (path / "policy", *(p / "policy" for p in reversed(newest)), path):
-        if (candidate / "config.json").is_file():
-            return candidate
-    raise CheckpointError(f"{path} holds no model: give a run folder, a checkpoints/step_N folder or a model folder")
-
-
 def _sampling_progress(run: Run) -> Callable[[int, int, int], None]:
     def report(done: int, total: int, tokens: int) -> None:
         run.display.advance(done, total, "samples")
@@ -148,4 +138,4 @@ def _sampling_progress(run: Run) -> Callable[[int, int, int], None]:
 def _write_facts(folder: RunFolder, config: RunConfig, plan: batch_plan.BatchPlan, facts: Mapping[str, Any]) -> None:
     write_text(folder.path / "config.toml", config_load.to_toml(config))
     write_text(folder.path / "batch_plan.json", plan.to_json())
-    write_json(folder.path / "environment.json", facts)
+    write_json(folder.path / "environment.json", {**facts, "command": secrets.redact_argv(sys.argv)})

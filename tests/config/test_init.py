@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stoker.batch import plan
-from stoker.config.init import Answers, template
+from stoker.config.init import Answers, name_of, template
 from stoker.config.load import load
 from stoker.config.schema import RunConfig
 
@@ -61,3 +61,19 @@ def test_every_setting_has_a_comment_or_a_speaking_name() -> None:
         "learning_rate",
         "steps",
     }
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("run.toml", "run"),
+        ("my run.toml", "my-run"),
+        ("v1.2.toml", "v1.2"),
+        ("a..b.toml", "a-b"),
+        (".toml", "first-run"),
+        ("é.toml", "first-run"),
+    ],
+)
+def test_a_run_is_called_after_its_file(tmp_path: Path, file: str, name: str) -> None:
+    assert name_of(file) == name
+    assert loaded(tmp_path, Answers(name=name)).name == name

@@ -207,3 +207,44 @@ def test_to_toml_round_trips_exactly(
     again = from_dict(tomllib.loads(to_toml(config)))
     assert again == config
     assert isinstance(again, RunConfig)
+
+
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        ({"seed": 2**63}, "seed: whole numbers go from"),
+        ({"runs_dir": "a\0b"}, "holds a NUL character"),
+        ({"runs_dir": ""}, "runs_dir = '': must not be empty"),
+        ({"start_from": "\udcff"}, "is not valid Unicode"),
+        ({"model": {"threads": 100_000}}, "model.threads = 100000: must be less than or equal to 1024"),
+        ({"task": {"sources": [{"path": ""}]}}, "task.sources.0.path = '': must not be empty"),
+        ({"validation": {"sets": [{"path": "v", "name": "../x"}]}}, "may hold letters, digits, spaces"),
+        ({"rewards": [{"function": "math", "name": "a/b"}]}, "may hold letters, digits, spaces"),
+        ({"rewards": [{"function": "math", "weight": float("inf")}]}, "must be a finite number"),
+        ({"optimizer": {"betas": [1.0, 0.9]}}, "optimizer.betas.0 = 1.0: must be less than 1"),
+        ({"sampling": {"temperature": 1e-300}}, "must be greater than or equal to 0.001"),
+        ({"kl": {"estimator": "k1"}}, "k1' in the loss (GRPO's default) has zero gradient"),
+        ({"kl": {"estimator": "k3"}, "algorithm": {"name": "ppo"}}, "is only right with kl.estimator = 'k1'"),
+        ({"kl": {"adaptive": True, "coefficient": 0.0}}, "nothing to adapt at kl.coefficient = 0"),
+    ],
+)
+def test_values_that_would_break_a_run_later_are_refused_at_once(patch: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_dict({"name": "first", "task": {"sources": [{"path": "rows.jsonl"}]}, **patch})
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000 + "]" * 5000])
+def test_absurd_toml_is_an_error_not_a_crash(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"seed = {text}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load(file)
+    with pytest.raises(ConfigError):
+        from_dict({"name": "first", "task": {"sources": [{"path": "rows.jsonl"}]}}, [f"seed={text}"])
+
+
+def test_byte_order_mark_at_the_start_of_a_run_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "first"\ntask = { sources = [{ path = "v" }] }\n', encoding="utf-8-sig")
+    assert load(file).name == "first"

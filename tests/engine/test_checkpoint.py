@@ -292,3 +292,26 @@ def test_the_interval_keeps_saving_within_2_percent(step_s: float, save_s: float
     assert n == steps
     if step_s:
         assert save_s <= 0.02 * (n * step_s + save_s) + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["deep", "folder"])
+def test_failure_29_a_manifest_that_is_no_manifest(tmp_path: Path, kind: str) -> None:
+    save(tmp_path, 1, keep=2)
+    manifest = save(tmp_path, 2, keep=2) / "manifest.json"
+    if kind == "deep":
+        manifest.write_text("[" * 100_000)
+    else:
+        manifest.unlink()
+        manifest.mkdir()
+    found = checkpoint.find(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_file_under_the_name_of_a_checkpoint_gives_way(tmp_path: Path) -> None:
+    (tmp_path / "step_3").write_text("x")
+    (tmp_path / "step_4.bak").mkdir()
+    assert checkpoint.find(tmp_path) is None
+    save(tmp_path, 3, keep=1)
+    save(tmp_path, 5, keep=1)
+    assert names(tmp_path) == ["step_4.bak", "step_5"]

@@ -85,3 +85,11 @@ def test_json_names_its_schema_first(tmp_path: Path) -> None:
 )
 def test_sizes_read_well(count: float, text: str) -> None:
     assert gigabytes(count) == text
+
+
+def test_failure_04_a_stop_signal_ends_the_wait_for_space(tmp_path: Path) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(RunError, match="disk full: checkpoint could not be written for 0 s"):
+        when_full(full, "checkpoint", tmp_path, Patience(called_off=lambda: True))

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from stoker.record.progress import Eta, Progress, duration, printable
+from stoker.record.printable import printable
+from stoker.record.progress import Eta, Progress, duration
 
 HOSTILE = (
     "ok \x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x1b\\link"
@@ -172,3 +173,10 @@ def test_time_left_of_a_resumed_run_counts_from_its_step() -> None:
 )
 def test_durations_read_well(seconds: float | None, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_terminal_that_states_no_width_still_shows_rows() -> None:
+    stream = io.StringIO()
+    with Progress("table", 2, stream=stream, width=0) as progress:
+        progress.final("finished")
+    assert "finished" in stream.getvalue()

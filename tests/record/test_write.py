@@ -159,3 +159,15 @@ def test_events_keep_their_facts(folder: RunFolder) -> None:
     assert first["tokens_per_microbatch"] == 2048
     assert second["step"] is None
     assert second["wall"] >= first["wall"] > 1e9
+
+
+def test_failure_04_last_words_do_not_wait_for_a_full_disk(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(folder)  # its patience would last ten minutes
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("stoker.record.write.os.write", full)
+        recorder.last_words("failed", "why")
+    recorder.close()

@@ -51,3 +51,9 @@ def test_summary_tells_right_wrong_unparsed_and_truncated_apart() -> None:
 def test_standard_error_by_hand() -> None:
     assert standard_error(np.array([1.0, 0.0, 1.0, 0.0])) == pytest.approx(np.sqrt(1 / 3) / 2)
     assert standard_error(np.array([1.0])) == 0.0
+
+
+def test_an_answer_that_one_reward_calls_right_and_another_unparsed_is_not_wrong() -> None:
+    one = Scored(sample("a", 0, "4"), {"mine": 1.0, "math": -0.5}, 0.5, parsed=False)
+    summary = summarise([Group(one.sample.prompt, (one,))], lambda scored: True)
+    assert (summary["accuracy"], summary["unparsed"], summary["wrong"]) == (1.0, 1.0, 0.0)

@@ -205,7 +205,7 @@ def test_an_endless_generator_is_limited(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("def other(): ...", "has no function 'rows'; it has other"),
+        ("def other(): ...", "has no 'rows'; there is: other"),
         ("import absent_module", "importing .*g.py failed .*absent_module"),
         (
             "def rows():\n    yield {'prompt': 'p'}\n    raise OSError('disk')",
@@ -375,3 +375,30 @@ def test_validation_sets_are_cut_to_rows_and_overlap_is_told(tmp_path: Path) -> 
     rows = read_rows(make(Source(path=str(train)), validation=Validation(sets=sets)))
     assert {name: len(found) for name, found in rows.validation.items()} == {"extra": 10, "part": 4}
     assert "extra: 5 of its prompts are trained on too" in rows.notes
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"prompt": "1+1=", "answer": ' + "9" * 5000 + "}", "not JSON"),
+        ('{"prompt": "\\ud800", "answer": "2"}', "half a surrogate pair"),
+        ('{"prompt": "1+1=", "answer": "  "}', "no answer in column 'answer'"),
+    ],
+)
+def test_failure_28_rows_that_would_crash_later_are_malformed(tmp_path: Path, line: str, reason: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1+2=", "answer": "3"}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=f"rows.jsonl:2: .*{reason}"):
+        read_rows(make(Source(path=str(file)), rewards="exact"))
+
+
+def test_a_generator_that_refuses_its_arguments_is_named(tmp_path: Path) -> None:
+    (tmp_path / "g.py").write_text("def rows(count): yield {'prompt': 'p'}")
+    with pytest.raises(DataError, match=r"kwargs = {'digits': 1} raised TypeError: .*'digits'"):
+        rows_of(f"{tmp_path}/g.py:rows", kwargs={"digits": 1})
+
+
+def test_a_file_whose_name_can_not_name_a_source(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, "a" * 80 + ".jsonl", {"prompt": "p"})
+    with pytest.raises(DataError, match="give it a `name` of letters"):
+        read_rows(make(Source(path=str(file))))

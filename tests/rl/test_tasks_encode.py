@@ -134,6 +134,9 @@ def test_failure_25_too_few_rows_are_left_after_dropping(tmp_path: Path) -> None
 def test_failure_32_pad_is_eos_and_said(tmp_path: Path) -> None:
     data = load(config(tmp_path, "one"), words(specials=("bos", "eos")))
     assert any("no pad token: padded with EOS '</s>'" in note for note in data.notes)
+    tokenizer = words(specials=("bos", "eos"))
+    tokenizer.pad_token = tokenizer.eos_token  # as the loader leaves it
+    assert any("no pad token: padded with EOS '</s>'" in n for n in load(config(tmp_path, "one"), tokenizer).notes)
 
 
 def test_failure_32_no_eos_needs_a_stop_string(tmp_path: Path) -> None:

@@ -4,13 +4,30 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["Dtype", "Fraction", "NonNegative", "NonNegativeInt", "Positive", "PositiveInt", "Section"]
+__all__ = [
+    "BelowOne",
+    "Dtype",
+    "Finite",
+    "Fraction",
+    "Name",
+    "NonNegative",
+    "NonNegativeInt",
+    "Positive",
+    "PositiveInt",
+    "Section",
+    "Text",
+]
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[\w .-]{0,60}$")]
+"""Part of file names and of metric keys. Empty: one is made up."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 

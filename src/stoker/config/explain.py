@@ -41,6 +41,8 @@ _NEEDS = {
     "dict_type": "must be a table",
     "model_type": "must be a table",
     "finite_number": "must be a finite number",
+    "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "may hold letters, digits, spaces, `.`, `_` and `-`, at most 60 of them",
 }
 
 

@@ -1,10 +1,11 @@
 """A first run file with comments that teach: the unit of each number and when to change it."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Answers", "template"]
+__all__ = ["Answers", "name_of", "template"]
 
 EMBEDDED_MODEL = "embedded:tiny"
 EMBEDDED_TASK = "stoker.embedded.addition:problems"
@@ -32,6 +33,12 @@ class Answers:
         return self.model == EMBEDDED_MODEL
 
 
+def name_of(file: str) -> str:
+    """A run's name out of its file's: `my run.toml` becomes my-run."""
+    name = re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", file.removesuffix(".toml")).strip("-_.")
+    return name[:100] or Answers.name
+
+
 def template(answers: Answers) -> str:
     """The run file as TOML text; it loads as it is."""
     parts = (_head(answers), _model(answers), _task(answers), _learning(answers), _running(answers))
@@ -45,7 +52,7 @@ def _text(value: str) -> str:
 
 def _head(answers: Answers) -> str:
     return f"""\
-# A stoker run. `stoker plan FILE` prints what these numbers mean; `stoker train FILE` runs it.
+# A stoker run. `stoker train FILE --dry-run` prints what these numbers mean; `stoker train FILE` runs it.
 # Any key can be overridden on the command line: stoker train FILE sampling.temperature=0.8
 #
 # prompt: one row of the task.  sample: one generated answer.  group: the samples of one prompt.
@@ -104,7 +111,7 @@ def _learning(answers: Answers) -> str:
         if answers.embedded
         else (
             "2e-6",
-            "1e-6 to 5e-6 suits about 7B; smaller models take more, and `stoker plan` says how much",
+            "1e-6 to 5e-6 suits about 7B; smaller models take more: --smoke warns where it doesn't fit",
         )
     )
     critic = ""

@@ -25,14 +25,14 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The run file at `path` with overrides (`a.b=c`) applied. ConfigError names file, key and fix."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte-order mark
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `stoker init {path}` writes a first one") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: can't be read as UTF-8 text ({error})") from None
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep nesting, too
         raise ConfigError(_malformed(path, text, str(error))) from None
     return _build(data, overrides, str(path))
 
@@ -97,9 +97,24 @@ def _unwritable(data: Any, path: str = "") -> list[str]:
         return [f"{path} = nan: must be a number"]
     if data is None and ".kwargs." in path:
         return [f"{path} = None: TOML has no such value; leave the key out"]
+    if isinstance(data, str) and (reason := _unusable(data, path.rpartition(".")[2])):
+        return [f"{path} = {secrets.redact(repr(data))}: {reason}"]
+    if isinstance(data, int) and not -(2**63) <= data < 2**63:
+        return [f"{path}: whole numbers go from -2^63 to 2^63 - 1"]
     if data is None or isinstance(data, str | int | float):
         return []
     return [f"{path} = {data}: a {type(data).__name__} can't stand in a run file; write it as text in quotes"]
+
+
+def _unusable(text: str, key: str) -> str:
+    """Why a text can't stand in a file, or for one; empty where it can."""
+    if "\0" in text and key in ("path", "function", "runs_dir", "start_from"):
+        return "holds a NUL character, and no file's name does"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "is not valid Unicode (half a surrogate pair, or bytes that are not UTF-8)"
+    return ""
 
 
 def _malformed(path: str | Path, text: str, message: str) -> str:

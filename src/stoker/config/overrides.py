@@ -36,7 +36,7 @@ def apply(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
 def _parse(text: str, override: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # numbers of thousands of digits and deep nesting, too
         if text[:1] in ("[", "{", '"', "'"):
             raise ConfigError(
                 f"override {override!r}: the value begins like a TOML list, table or string, but is not one; "

@@ -9,7 +9,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stoker.config.base import Dtype, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Section
+from stoker.config.base import (
+    BelowOne,
+    Dtype,
+    Finite,
+    Fraction,
+    Name,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    Section,
+    Text,
+)
+from stoker.config.model import Model, Reference
 from stoker.config.task import Source, Task, Validation, ValidationSet
 
 __all__ = [
@@ -35,34 +48,6 @@ __all__ = [
 ]
 
 
-class Model(Section):
-    """The policy: which weights, where and in what precision."""
-
-    path: str = "embedded:tiny"
-    """Folder, GGUF file, Hugging Face name, or `embedded:tiny` (a small model that ships with stoker)."""
-    from_scratch: bool = False
-    """Build from the config with random weights of the run's seed instead of loading weights."""
-    dtype: Dtype = "float32"
-    """Compute weights. With bfloat16 the optimizer keeps an fp32 master copy."""
-    device: str = "auto"
-    """`auto` (cuda, then mps, then cpu) or a torch device."""
-    threads: NonNegativeInt = 0
-    """CPU threads for compute; 0: one for each core."""
-    attention: Literal["sdpa", "eager"] = "sdpa"
-    """transformers' attention implementation for training."""
-    trust_remote_code: bool = False
-    """Run code that comes with the model. Only for sources you trust."""
-
-
-class Reference(Section):
-    """The model that the KL leash ties the policy to."""
-
-    path: str = ""
-    """Another model for the KL leash (e.g. the base before SFT); empty: the initial policy."""
-    dtype: Dtype | None = None
-    """None: the policy's dtype."""
-
-
 class WarmStart(Section):
     """Supervised learning on the task's own answers before RL (0 updates: none)."""
 
@@ -82,7 +67,7 @@ class Sampling(Section):
     """Distinct prompts in one step, over all devices."""
     samples_per_prompt: PositiveInt = 8
     """Samples of each prompt in one step: a group."""
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Field(ge=0.001, allow_inf_nan=False)] = 1.0
     """Divides the logits before sampling; the trainer's log-probs use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """1: no limit. Less: the smallest set of tokens with this probability, renormalised."""
@@ -99,17 +84,17 @@ class Sampling(Section):
 class Reward(Section):
     """One reward function; several are added by weight."""
 
-    function: str
+    function: Text
     """`math`, `exact`, or a user's function `pkg.mod:fn` / `file.py:fn`."""
     signature: Literal["auto", "trl", "verl", "openrlhf", "verifiers"] = "auto"
-    name: str = ""
-    weight: float = 1.0
+    name: Name = ""
+    weight: Finite = 1.0
     """Factor in the sum of rewards; may be negative."""
     range: tuple[float, float] | None = None
     """Values the function may return; None: the built-in's own, or [-1, 1]. Outside it: an error, never a scaling."""
     timeout_s: Positive = 10.0
     """Deadline for one answer's check."""
-    on_timeout: float | None = None
+    on_timeout: Finite | None = None
     """Reward of an answer whose check passed its deadline; None: abstain."""
     max_error_rate: Fraction = 0.0
     """Share of a step's samples on which the function may raise before the run stops."""
@@ -128,7 +113,7 @@ class Algorithm(Section):
     """Divide group-centred rewards by the std of the group, of the whole step, or not at all."""
     mask_truncated: bool = False
     """Leave samples that hit max_new_tokens out of the loss and of its denominator."""
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: Finite = 0.0
     gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
     gae_lambda: Fraction = 0.95
     whiten_advantages: bool = True
@@ -163,8 +148,10 @@ class Optimizer(Section):
     name: Literal["adamw", "sgd", "adafactor"] = "adamw"
     learning_rate: Positive = 1e-6
     """At the peak, after warm-up."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+    """AdamW only."""
     eps: Positive = 1e-8
+    """AdamW only."""
     momentum: Fraction = 0.9
     """SGD only."""
     weight_decay: NonNegative = 0.0
@@ -235,7 +222,7 @@ class RunConfig(Section):
     schema_version: Literal[1] = 1
     name: str
     """Folder of the run under runs_dir: letters, digits, `.`, `_`, `-`."""
-    runs_dir: str = "runs"
+    runs_dir: Text = "runs"
     """Where run folders are made."""
     seed: int = 0
     """Of random weights, data order and every draw."""
@@ -273,13 +260,23 @@ class RunConfig(Section):
             )
         if self.algorithm.bootstrap_truncated and self.algorithm.name != "ppo":
             raise ValueError("algorithm.bootstrap_truncated needs a critic: set algorithm.name = 'ppo' or drop it")
-        if self.kl.placement == "reward" and self.kl.estimator in ("k2", "k3"):
+        if self.kl_placement == "reward" and self.kl.estimator in ("k2", "k3"):
             raise ValueError(
-                "kl.placement = 'reward' is only right with kl.estimator = 'k1' "
-                "(k2 and k3 there have the wrong gradient)"
+                "kl.placement = 'reward' (PPO's default) is only right with kl.estimator = 'k1' "
+                "(k2 and k3 there have the wrong gradient): use 'k1', or kl.placement = 'loss'"
             )
-        if self.kl.placement == "loss" and self.kl.estimator == "k1":
+        if self.kl_placement == "loss" and self.kl.estimator == "k1":
             raise ValueError(
-                "kl.estimator = 'k1' in the loss has zero gradient: use 'k2' (or 'k3'), or kl.placement = 'reward'"
+                "kl.estimator = 'k1' in the loss (GRPO's default) has zero gradient: use 'k2' (or 'k3'), "
+                "or kl.placement = 'reward'"
             )
+        if self.kl.adaptive and not self.kl.coefficient:
+            raise ValueError("kl.adaptive = true has nothing to adapt at kl.coefficient = 0: set one above 0")
         return self
+
+    @property
+    def kl_placement(self) -> Literal["reward", "loss"]:
+        """Where the leash acts, the algorithm's default resolved."""
+        if self.kl.placement == "default":
+            return "reward" if self.algorithm.name == "ppo" else "loss"
+        return self.kl.placement

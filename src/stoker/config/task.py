@@ -4,20 +4,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from stoker.config.base import NonNegativeInt, Positive, PositiveInt, Section
+from stoker.config.base import Name, NonNegativeInt, Positive, PositiveInt, Section, Text
 
-__all__ = ["Source", "Task", "Validation", "ValidationSet"]
+__all__ = ["Data", "Source", "Task", "Validation", "ValidationSet"]
 
 
-class Source(Section):
-    """Where prompts come from: one file, dataset or generator."""
+class Data(Section):
+    """One file, dataset or generator with prompts."""
 
-    path: str
+    path: Text
     """JSONL, parquet or CSV file, a Hugging Face dataset folder or name, or a generator `pkg.mod:fn` / `file.py:fn`."""
-    name: str = ""
+    name: Name = ""
     """Shown in metrics; empty: taken from the path."""
-    weight: Positive = 1.0
-    """Share of prompts drawn from this source, relative to the others."""
     split: str = "train"
     """Of a Hugging Face dataset."""
     limit: NonNegativeInt = 0
@@ -28,6 +26,13 @@ class Source(Section):
     """Empty: found likewise; a task may have no answers if its rewards need none."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments of a generator, or of `datasets.load_dataset` for a Hugging Face name."""
+
+
+class Source(Data):
+    """Where training prompts come from: one file, dataset or generator."""
+
+    weight: Positive = 1.0
+    """Share of prompts drawn from this source, relative to the others."""
 
 
 class Task(Section):
@@ -50,8 +55,8 @@ class Task(Section):
     """A new order in each pass over the rows."""
 
 
-class ValidationSet(Source):
-    """A source used for validation only."""
+class ValidationSet(Data):
+    """Prompts for validation only."""
 
     rows: NonNegativeInt = 0
     """Rows to evaluate; 0: all."""

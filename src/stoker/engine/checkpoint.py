@@ -24,7 +24,7 @@ from typing import Any
 from stoker.errors import CheckpointError
 from stoker.record.disk import Patience, free_bytes, fsync_path, gigabytes, when_full, write_json
 
-__all__ = ["Found", "find", "interval", "save", "size", "verify"]
+__all__ = ["Found", "find", "interval", "policy_folder", "save", "saved", "size", "verify"]
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -82,8 +82,8 @@ def save(
     final = checkpoints / f"step_{step}"
     temporary = checkpoints / f".step_{step}.tmp-{os.getpid()}"
     checkpoints.mkdir(parents=True, exist_ok=True)
-    needed = expected_bytes or max((size(path) for _, path in _saved(checkpoints)[:1]), default=0)
-    last = next((f"step_{number}" for number, _ in _saved(checkpoints)), "none yet")
+    needed = expected_bytes or max((size(path) for _, path in saved(checkpoints)[:1]), default=0)
+    last = next((f"step_{number}" for number, _ in saved(checkpoints)), "none yet")
 
     def attempt() -> None:
         _require_space(checkpoints, needed)
@@ -97,7 +97,7 @@ def save(
 
     when_full(attempt, f"checkpoint step_{step} (last good: {last})", checkpoints, patience)
     _put_in_place(temporary, final, durable)
-    for _, path in _saved(checkpoints)[keep:]:
+    for _, path in saved(checkpoints)[keep:]:
         if path != final:
             _delete(path)
     return final
@@ -113,7 +113,7 @@ def find(checkpoints: Path, say: Callable[[str], None] | None = None) -> Found |
     incomplete = _clear_leftovers(checkpoints)
     damaged: dict[int, str] = {}
     found: tuple[int, Path, dict[str, Any]] | None = None
-    for step, path in _saved(checkpoints):
+    for step, path in saved(checkpoints):
         refuse_pickles(path)
         try:
             found = step, path, verify(path)
@@ -134,6 +134,15 @@ def find(checkpoints: Path, say: Callable[[str], None] | None = None) -> Found |
     return Found(found[1], found[0], found[2]["environment"], notes) if found else None
 
 
+def policy_folder(path: Path) -> Path:
+    """The Hugging Face folder of a run, of one of its checkpoints, or the path itself."""
+    newest = [folder / "policy" for _, folder in saved(path / "checkpoints")]
+    for candidate in (path / "policy", *newest, path):
+        if (candidate / "config.json").is_file():
+            return candidate
+    raise CheckpointError(f"{path} holds no model: give a run folder, a checkpoints/step_N folder or a model folder")
+
+
 def verify(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose files are all there and unchanged. Raises CheckpointError otherwise."""
     manifest_path = path / MANIFEST
@@ -143,7 +152,7 @@ def verify(path: Path) -> dict[str, Any]:
         facts = {name: (entry["bytes"], entry["sha256"]) for name, entry in files.items()}
     except FileNotFoundError:
         raise CheckpointError(f"{path} has no {MANIFEST}: it was not written to its end") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{manifest_path} can't be read ({error!r})") from error
     if version != SCHEMA_VERSION:
         raise CheckpointError(f"{manifest_path} has schema_version {version}, this stoker reads {SCHEMA_VERSION}")
@@ -176,10 +185,10 @@ def _files(path: Path) -> Iterator[Path]:
     return (file for file in sorted(path.rglob("*")) if file.is_file())
 
 
-def _saved(checkpoints: Path) -> list[tuple[int, Path]]:
+def saved(checkpoints: Path) -> list[tuple[int, Path]]:
     """(step, folder) of all under their final name, newest first."""
     names = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    found = [(int(match[1]), path) for path in names if (match := _NAME.fullmatch(path.name))]
+    found = [(int(match[1]), path) for path in names if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
     return sorted(found, reverse=True)
 
 
@@ -220,6 +229,9 @@ def _put_in_place(temporary: Path, final: Path, durable: bool) -> None:
 
 def _delete(path: Path) -> None:
     """Rename first: were the run killed midway, half a checkpoint must not be taken for one."""
+    if not path.is_dir():  # something else that was put under a checkpoint's name
+        path.unlink()
+        return
     step = re.search(r"step_\d+", path.name)
     gone = path.with_name(f".{step[0] if step else path.name}.gone-{os.getpid()}")
     path.rename(gone)

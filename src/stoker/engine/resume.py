@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,4 +99,6 @@ def restore(run: Run, path: Path) -> None:
     run.sampler.restore(saved["sampler"])
     run.prompts.restore(saved["prompts"])
     run.state = RunState.from_json(saved["run"])
+    if not run.config.kl.adaptive:  # no controller moved it, so the run file decides, changed or not
+        run.state.kl = replace(run.state.kl, coefficient=run.config.kl.coefficient)
     run.sampler.push(run.state.updates)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Self
 
 from stoker.record.disk import Patience
-from stoker.record.memory import free_bytes, peak_resident_bytes
+from stoker.record.memory import available_bytes, peak_resident_bytes
 from stoker.record.write import Lines
 
 __all__ = ["PHASES", "Clock"]
@@ -47,7 +47,7 @@ BEAT_SECONDS = 0.8  # below the promised second, to leave room for a slow disk
 
 def memory() -> dict[str, int]:
     """MB: this process's peak resident memory and what the machine has left."""
-    return {"peak_mb": peak_resident_bytes() // 2**20, "free_mb": free_bytes() // 2**20}
+    return {"peak_mb": peak_resident_bytes() // 2**20, "free_mb": available_bytes() // 2**20}
 
 
 class Clock:

@@ -21,6 +21,10 @@ def _no_warning(_text: str) -> None:
     return None
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long to wait for space on a full disk before the run ends cleanly. Times in seconds."""
@@ -28,6 +32,8 @@ class Patience:
     deadline: float = 600.0
     pause: float = 5.0
     warn: Callable[[str], None] = _no_warning
+    called_off: Callable[[], bool] = _never
+    """The run was asked to stop: no longer wait."""
     sleep: Callable[[float], None] = time.sleep
     now: Callable[[], float] = time.monotonic
 
@@ -59,7 +65,7 @@ def when_full(action: Callable[[], T], what: str, path: Path, patience: Patience
 
     The action must be safe to repeat. Any other exception passes through.
     """
-    give_up = patience.now() + patience.deadline
+    started = patience.now()
     warned = False
     while True:
         try:
@@ -69,9 +75,10 @@ def when_full(action: Callable[[], T], what: str, path: Path, patience: Patience
                 raise
             full: Exception = error
         left = f"{gigabytes(free_bytes(path))} free at {path}"
-        if patience.now() >= give_up:
+        waited = patience.now() - started
+        if waited >= patience.deadline or patience.called_off():
             raise RunError(
-                f"disk full: {what} could not be written for {patience.deadline:.0f} s ({left}). Nothing written "
+                f"disk full: {what} could not be written for {waited:.0f} s ({left}). Nothing written "
                 "before is lost; make room and start the run again with --resume"
             ) from full
         if not warned:

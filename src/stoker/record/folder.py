@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from stoker.errors import RunError
-from stoker.record.disk import free_bytes, gigabytes
+from stoker.record.disk import free_bytes, gigabytes, is_full
 
 __all__ = ["RunFolder"]
 
@@ -54,7 +54,7 @@ class RunFolder:
         except OSError as error:
             raise RunError(
                 f"the run folder {path} can't be written ({error.strerror or error}); "
-                "fix its permissions or choose another runs_dir"
+                f"{'make room' if is_full(error) else 'fix its permissions'} or choose another runs_dir"
             ) from error
         if not resume and _has_work(path):
             os.close(lock)
@@ -79,7 +79,7 @@ class RunFolder:
         if free < bytes_needed:
             raise RunError(
                 f"{what} needs {gigabytes(bytes_needed)}, but {self.path} has {gigabytes(free)} free; "
-                "make room, lower checkpoint.keep, or choose another runs_dir"
+                "make room, or choose another runs_dir"
             )
 
     def release(self) -> None:

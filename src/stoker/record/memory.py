@@ -5,7 +5,7 @@ import sys
 
 import psutil
 
-__all__ = ["free_bytes", "peak_resident_bytes"]
+__all__ = ["available_bytes", "peak_resident_bytes"]
 
 
 def peak_resident_bytes() -> int:
@@ -14,6 +14,6 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def free_bytes() -> int:
+def available_bytes() -> int:
     """Memory that the machine can still give."""
     return int(psutil.virtual_memory().available)

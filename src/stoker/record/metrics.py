@@ -52,6 +52,9 @@ METRICS: dict[str, Metric] = {
     "sample/length_min": Metric("tokens", "Shortest answer."),
     "sample/truncated": Metric("share of samples", "Answers cut at max_new_tokens."),
     "sample/empty": Metric("share of samples", "Answers without a single token besides the stop token."),
+    "sample/left_abstained": Metric("samples", "Samples that left the step: no reward scored them."),
+    "sample/left_truncated": Metric("samples", "Samples that left the step: cut, under mask_truncated."),
+    "sample/left_empty": Metric("samples", "Samples that left the step: the model wrote no token."),
     "sample/distinct": Metric("share of samples", "Different texts within a group, mean over groups."),
     "sample/concurrent": Metric("samples", "Answers decoded together."),
     # policy: the loss and what the update did
@@ -62,6 +65,7 @@ METRICS: dict[str, Metric] = {
     "policy/entropy": Metric("nats/token", "Entropy of the full distribution at the sampling temperature."),
     "policy/update_kl": Metric("nats/token", "KL from the policy before the step's updates, estimated by k3."),
     "policy/mismatch": Metric("nats/token", "Mean |log-prob of the trainer - of the sampler|; rounding, or a fault."),
+    "policy/mismatch_kl": Metric("nats/token", "KL of the sampler's distribution from the trainer's, by k3."),
     "policy/mismatch_max": Metric("nats", "Largest difference of a token's log-prob between trainer and sampler."),
     "policy/weight_version": Metric("updates", "Optimizer steps behind the policy."),
     # critic: PPO's value model

@@ -7,17 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from statistics import median
-from typing import Literal, NamedTuple, Self, TextIO
+from typing import Literal, NamedTuple, Self, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from stoker.record.curve import sparkline
+from stoker.record.output import Output
 from stoker.record.printable import printable
 from stoker.record.write import encode
 
-__all__ = ["Eta", "Progress", "duration", "printable"]
+__all__ = ["Eta", "Progress", "duration"]
 
 Mode = Literal["table", "quiet", "json"]
 ROWS_PER_HEADER = 30
@@ -114,8 +115,12 @@ class Progress:
         self._mode = mode
         self._total_steps = total_steps
         self._now = now
-        self._stream = stream or sys.stdout
-        self._console = Console(file=self._stream, force_terminal=terminal, width=width, highlight=False)
+        self._stream = Output(stream or sys.stdout)
+        self._console = Console(
+            file=cast("TextIO", self._stream), force_terminal=terminal, width=width, highlight=False
+        )
+        if self._console.width < 1:  # a terminal that states no size
+            self._console.width = 80
         self._eta = Eta(total_steps)
         self._rows = 0
         self._best = -math.inf

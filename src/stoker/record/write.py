@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from stoker.record.disk import Patience, fsync_path, when_full, write_json, write_text
+from stoker.record.disk import Patience, fsync_path, when_full
 from stoker.record.folder import RunFolder
 
-__all__ = ["SCHEMA_VERSION", "Lines", "Recorder", "encode", "write_json", "write_text"]
+__all__ = ["SCHEMA_VERSION", "Lines", "Recorder", "encode"]
 
 SCHEMA_VERSION = 1
 
@@ -113,12 +113,23 @@ class Recorder:
 
     def event(self, kind: str, message: str, *, step: int | None = None, **facts: Any) -> None:
         """Something worth telling a reader of the run later, at this moment."""
-        line = {"kind": kind, "attempt": self.attempt, "step": step, "wall": round(time.time(), 3), "message": message}
-        self._events.append(line | facts)
+        self._events.append(self._event(kind, message, step) | facts)
+
+    def last_words(self, kind: str, message: str) -> None:
+        """An event of a run that is failing: lost where the disk is full, since to wait would hide the failure."""
+        self._events.try_append(self._event(kind, message, None))
+
+    def _event(self, kind: str, message: str, step: int | None) -> dict[str, Any]:
+        wall = round(time.time(), 3)
+        return {"kind": kind, "attempt": self.attempt, "step": step, "wall": wall, "message": message}
 
     def samples(self, step: int, records: Iterable[Mapping[str, Any]]) -> Path:
         """The step's samples, one line each; a step done again replaces the file."""
         return self._write_samples(self.folder.samples / f"step_{step}.jsonl.gz", step, records)
+
+    def evaluation(self, step: int, name: str, records: Iterable[Mapping[str, Any]]) -> Path:
+        """The answers to a held-out set at this step, one line each."""
+        return self._write_samples(self.folder.samples / f"eval_{name}_step_{step}.jsonl.gz", step, records)
 
     def bad_batch(self, step: int, records: Iterable[Mapping[str, Any]]) -> Path:
         """The training rows of an update that was refused, to look into."""

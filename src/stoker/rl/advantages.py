@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["explained_variance", "gae", "group_relative", "reward_to_go", "token_rewards", "whiten"]
+__all__ = ["deviation", "gae", "group_relative", "reward_to_go", "token_rewards", "whiten"]
 
 Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
@@ -103,14 +103,3 @@ def whiten(values: Array, mask: Mask) -> Array:
     if scale > 0:
         result[mask] = (counted - counted.mean()) / scale
     return result
-
-
-def explained_variance(values: Array, returns: Array, mask: Mask) -> float | None:
-    """1 - Var(returns - values) / Var(returns) over counted tokens: 1 is a perfect critic, 0 a constant one.
-
-    None where the returns don't vary: there is nothing to explain.
-    """
-    spread = deviation(returns[mask])
-    if spread == 0:
-        return None
-    return 1.0 - float(np.var(returns[mask] - values[mask], ddof=1)) / spread**2

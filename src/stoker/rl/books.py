@@ -1,5 +1,6 @@
 """The books of one step: what happened, as flat metrics (each described in `record.metrics`)."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,12 +8,16 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import RunError
+from stoker.rl import alarms
+from stoker.rl.advantages import deviation
 from stoker.rl.batches import mean_sequence_kl
 from stoker.rl.interrupt import Interrupted
 from stoker.rl.run import Run
+from stoker.rl.sampling import sample_record
+from stoker.rl.select import departures
 from stoker.rl.types import Group, Scored, TrainBatch, TrainRow
 
-__all__ = ["Books", "rollout_metrics", "sample_record", "step"]
+__all__ = ["Books", "rollout_metrics", "step"]
 
 MAXIMA = ("policy/ratio_max", "policy/mismatch_max")
 LAST = ("optim/learning_rate", "critic/learning_rate", "batch/tokens_per_microbatch")
@@ -62,11 +67,15 @@ class Books:
             run.sampler.push(state.updates)
             return
         ids = [row.sample_id for row in batch.rows if row.mask.any()]
-        norm, loss = step.get("optim/grad_norm", float("nan")), gradient.get("optim/loss", float("nan"))
-        finite = np.isfinite([norm, loss]).all()
+        # Of policy and critic: either may be why both were held back.
+        facts = {
+            key: value for key, value in (*gradient.items(), *step.items()) if key.endswith(("/loss", "/grad_norm"))
+        }
+        finite = all(map(math.isfinite, facts.values()))
         what = "gradient spike" if finite else "NaN or infinity in loss or gradient"
-        message = f"step {state.step + 1}: {what} (loss {loss:.4g}, gradient norm {norm:.4g}): no update"
-        run.recorder.event("skipped_update", message, step=state.step + 1, samples=ids, loss=loss, grad_norm=norm)
+        told = ", ".join(f"{key} {value:.4g}" for key, value in facts.items())
+        message = f"step {state.step + 1}: {what} ({told}): no update"
+        run.recorder.event("skipped_update", message, step=state.step + 1, samples=ids, facts=facts)
         where = f"; its samples are in events.jsonl: {', '.join(ids[:4])}{', ...' if len(ids) > 4 else ''}"
         run.display.warn(message + where)
         if finite:
@@ -85,6 +94,11 @@ class Books:
         run = self._run
         self._record |= rollout_metrics(groups, run.reward.solved)
         self._record |= run.reward.metrics()
+        algorithm = run.config.algorithm
+        left = departures(
+            groups, mask_truncated=algorithm.mask_truncated, bootstrap_truncated=algorithm.bootstrap_truncated
+        )
+        self._record |= {f"sample/left_{reason}": float(count) for reason, count in left.items()}
         kept = [row for row in rows if row.mask.any()]
         self._record["batch/samples"] = float(len(kept))
         self._record["batch/tokens"] = float(sum(int(row.mask.sum()) for row in kept))
@@ -97,9 +111,11 @@ class Books:
         if every and (run.state.step + 1) % every == 0:
             scored = [one for group in groups for one in group.scored]
             self._samples = [
-                sample_record(one, row) | extras.get(one.sample.id, {}) for one, row in zip(scored, rows, strict=True)
+                sample_record(one) | _advantage(row) | extras.get(one.sample.id, {})
+                for one, row in zip(scored, rows, strict=True)
             ]
-        self._say(groups)
+        for kind, text in alarms.raised(self._record, run.state, run.config):
+            run.warn_once(kind, text)
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         self._record |= metrics
@@ -124,28 +140,8 @@ class Books:
         if self._samples:
             run.recorder.samples(state.step, self._samples)
         run.display.step(record)
+        run.tell([*run.learner.notes, *run.sampler.notes])
         return record
-
-    def _say(self, groups: Sequence[Group]) -> None:
-        """Alarms with advice, once for each kind in a run of equal steps."""
-        run, record = self._run, self._record
-        if record["sample/truncated"] == 1.0:
-            limit = run.config.sampling.max_new_tokens
-            run.warn_once(
-                "truncated",
-                f"every answer was cut at max_new_tokens = {limit}: no answer can be right. "
-                "Raise sampling.max_new_tokens, or ask for shorter answers in the prompt",
-            )
-        if record["reward/zero_variance_groups"] > 0.8:
-            share = record["reward/zero_variance_groups"]
-            run.warn_once(
-                "zero_variance",
-                f"{share:.0%} of the groups have equal rewards and teach nothing: choose prompts that the model solves "
-                "sometimes, raise sampling.samples_per_prompt or sampling.temperature, or check the reward",
-            )
-        if record["sample/empty"] > 0.1:
-            share = record["sample/empty"]
-            run.warn_once("empty", f"{share:.1%} of the answers are empty (the stop token alone); look at samples/")
 
 
 def rollout_metrics(groups: Sequence[Group], solved: Callable[[Scored], bool]) -> dict[str, float]:
@@ -153,15 +149,13 @@ def rollout_metrics(groups: Sequence[Group], solved: Callable[[Scored], bool]) -
     scored = [one for group in groups for one in group.scored]
     rewards = np.array([one.reward for one in scored if one.reward is not None], dtype=np.float64)
     lengths = np.array([len(one.sample.token_ids) for one in scored])
-    spreads = [
-        float(np.std([one.reward for one in group.scored if one.reward is not None]))
-        for group in groups
-        if any(one.reward is not None for one in group.scored)
-    ]
+    of_groups = [np.array([one.reward for one in group.scored if one.reward is not None]) for group in groups]
+    of_groups = [found for found in of_groups if len(found)]
+    equal = [deviation(found) == 0 for found in of_groups]
     metrics = {
         "reward/solved": float(np.mean([solved(one) for one in scored])),
         "reward/abstained": 1.0 - len(rewards) / len(scored),
-        "reward/zero_variance_groups": float(np.mean([s < 1e-9 for s in spreads])) if spreads else 1.0,
+        "reward/zero_variance_groups": float(np.mean(equal)) if equal else 1.0,
         "reward/unparsed": float(np.mean([one.parsed is False for one in scored])),
         "sample/count": float(len(scored)),
         "sample/tokens": float(lengths.sum()),
@@ -180,27 +174,14 @@ def rollout_metrics(groups: Sequence[Group], solved: Callable[[Scored], bool]) -
             "reward/std": float(rewards.std()),
             "reward/min": float(rewards.min()),
             "reward/max": float(rewards.max()),
-            "reward/group_std": float(np.mean(spreads)),
+            "reward/group_std": float(np.mean([found.std() for found in of_groups])),
         }
     return metrics
 
 
-def sample_record(scored: Scored, row: TrainRow) -> dict[str, Any]:
-    """One line of samples/step_N.jsonl.gz."""
-    sample = scored.sample
-    return {
-        "id": sample.id,
-        "prompt": sample.prompt.content,
-        "answer": sample.prompt.answer,
-        "text": sample.text,
-        "finish": sample.finish,
-        "tokens": len(sample.token_ids),
-        "reward": scored.reward,
-        "rewards": dict(scored.rewards),
-        "parsed": scored.parsed,
-        "advantage": float(row.advantages[row.mask].mean()) if row.mask.any() else None,
-        "weight_version": sample.weight_version,
-    }
+def _advantage(row: TrainRow) -> dict[str, float]:
+    """Mean over the sample's counted tokens; nothing for a sample that left."""
+    return {"advantage": float(row.advantages[row.mask].mean())} if row.mask.any() else {}
 
 
 def _row_record(row: TrainRow) -> dict[str, Any]:
@@ -234,4 +215,6 @@ def _over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             found[key] = sum(values)
         else:
             found[key] = values[-1] if key in LAST else sum(values) / len(values)
+    if norms := [one["optim/grad_norm"] for one in updates if "optim/grad_norm" in one]:
+        found["optim/grad_norm_max"] = max(norms)
     return found

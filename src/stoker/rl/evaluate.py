@@ -33,8 +33,8 @@ def past_its_best(rewards: Sequence[float], errors: Sequence[float], patience: i
 def summarise(groups: Sequence[Group], solved: Callable[[Scored], bool]) -> dict[str, float]:
     """Accuracy with its standard error, reward, and apart: unparsed, truncated, wrong (shares of all samples).
 
-    A sample is in one of solved / unparsed / wrong; `truncated` overlaps them. Samples of one prompt
-    are not independent, so the standard errors are over prompts.
+    `wrong` is neither solved nor unparsed; `truncated` overlaps them all. Samples of one prompt are not
+    independent, so the standard errors are over prompts.
     """
     samples = [one for group in groups for one in group.scored]
     rewards = [one.reward for one in samples if one.reward is not None]
@@ -45,14 +45,13 @@ def summarise(groups: Sequence[Group], solved: Callable[[Scored], bool]) -> dict
         for group in groups
         if any(one.reward is not None for one in group.scored)
     ]
-    unparsed = float(np.mean([one.parsed is False for one in samples]))
     summary = {
         "accuracy": float(right.mean()),
         "accuracy_error": standard_error(by_prompt),
         "reward": float(np.mean(rewards)) if rewards else 0.0,
         "reward_error": standard_error(np.array(reward_by_prompt)),
-        "unparsed": unparsed,
-        "wrong": 1.0 - float(right.mean()) - unparsed,
+        "unparsed": float(np.mean([one.parsed is False for one in samples])),
+        "wrong": float(np.mean([not solved(one) and one.parsed is not False for one in samples])),
         "truncated": float(np.mean([one.sample.truncated for one in samples])),
         "tokens": float(np.mean([len(one.sample.token_ids) for one in samples])),
         "prompts": float(len(groups)),

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM become a clean stop: a checkpoint first, then exit 130 or 143. A second signal quits at once."""
+"""SIGINT, SIGTERM and SIGHUP become a clean stop: a checkpoint first. A second signal quits at once."""
 
 import os
 import signal
@@ -17,11 +17,15 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.at_once = False
+        """True while waiting for someone else's work (rewards): the first signal then ends the wait."""
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup: the run is to outlive its terminal
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -35,6 +39,8 @@ class Interrupt:
         if self.received is not None:
             os._exit(128 + number)  # the user insists: no clean-up that could hang
         self.received = signal.Signals(number)
+        if self.at_once:
+            raise Interrupted(self.received.name)
 
     @property
     def exit_code(self) -> int:

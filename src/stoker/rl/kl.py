@@ -19,8 +19,22 @@ from torch import Tensor
 
 from stoker.errors import ConfigError, RunError
 
-__all__ = ["ESTIMATORS", "AdaptiveKl", "KlState", "alarm", "default_horizon", "importance", "k1", "k2", "k3", "kl_loss"]
+__all__ = [
+    "ALARM_HIGH",
+    "ESTIMATORS",
+    "AdaptiveKl",
+    "KlState",
+    "alarm",
+    "default_horizon",
+    "importance",
+    "k1",
+    "k2",
+    "k3",
+    "kl_loss",
+]
 
+ALARM_LOW, ALARM_HIGH = 0.5, 10.0
+"""Nats per sequence above step 0 between which a leash is neither too tight nor too loose."""
 LOG_RATIO_LIMIT = 20.0
 """exp(20) = 4.9e8 still has a finite gradient, and a ratio beyond it says nothing more."""
 
@@ -118,7 +132,11 @@ def default_horizon(run_samples: int, samples_per_step: int) -> int:
     return max(run_samples // 20, samples_per_step)
 
 
-def alarm(state: KlState, measured: float, *, low: float = 0.5, high: float = 10.0) -> Literal["low", "high"] | None:
-    """Is the policy too near to its reference, or too far? Bounds in nats per sequence above step 0."""
-    moved = measured - (state.baseline or 0.0)
+def alarm(
+    state: KlState, measured: float, *, low: float = ALARM_LOW, high: float = ALARM_HIGH
+) -> Literal["low", "high"] | None:
+    """Is the policy too near to its reference, or too far? None too before there is a baseline."""
+    if state.baseline is None:
+        return None
+    moved = measured - state.baseline
     return "low" if moved < low else "high" if moved > high else None

@@ -1,7 +1,7 @@
 """The method, on one screen: sample, reward, advantage, update; on-policy.
 
 Every name here is a port (sampler, learner, reward), a pure function, or the run that holds them.
-Timing, recovery and records live in the context managers; what they do is in `rl.run`.
+Timing, recovery and records live in the context managers; what they do is in `rl.books` and `rl.run`.
 """
 
 from stoker.rl.batches import rows_from_groups, updates, with_advantages

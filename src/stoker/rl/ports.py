@@ -6,6 +6,8 @@ from typing import Any, Literal, Protocol
 
 from stoker.rl.types import Floats, Objective, Request, Sample, Scored, TrainBatch, TrainRow
 
+__all__ = ["Learner", "Metrics", "RewardPort", "Role", "Sampler", "Watcher"]
+
 Role = Literal["policy", "reference", "critic"]
 Metrics = dict[str, float]
 
@@ -13,12 +15,17 @@ Metrics = dict[str, float]
 class Sampler(Protocol):
     """Draws answers. Every sample names the weight version it came from."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was detected of the model, or adapted to the machine so far; a sentence each, for the user."""
+        ...
+
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue samples to draw."""
         ...
 
     def collect(self) -> Iterator[Sample]:
-        """Yield every queued sample, in submission order of their groups' completion."""
+        """Yield every queued sample, in whatever order suits the engine."""
         ...
 
     def push(self, weight_version: int) -> None:
@@ -35,12 +42,17 @@ class Sampler(Protocol):
 class Learner(Protocol):
     """Two verbs: add a batch's gradient, take an optimizer step. Policy and critic step together."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """As `Sampler.notes`."""
+        ...
+
     def forward_backward(self, batch: TrainBatch, objective: Objective) -> Metrics:
         """Add the gradient of sum(weights * loss_t) over the batch, in micro-batches of its own choosing."""
         ...
 
     def step(self, samples_seen: int) -> Metrics:
-        """Clip, set the learning rate by samples seen, update, zero the gradients. `skipped` is 1 if not finite."""
+        """Clip, set the learning rate by samples seen, update, zero the gradients. `optim/skipped`: 1 if refused."""
         ...
 
     def score(self, rows: Sequence[TrainRow], role: Role) -> list[Floats]:

@@ -1,6 +1,6 @@
 """What the loop holds: the ports, the state, and the few decisions around a step."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from stoker.rl.evaluate import evaluate, past_its_best
 from stoker.rl.interrupt import Interrupt, Interrupted
 from stoker.rl.kl import AdaptiveKl, default_horizon
 from stoker.rl.ports import Learner, RewardPort, Sampler, Watcher
+from stoker.rl.sampling import sample_record
 from stoker.rl.state import Evaluation, RunState
 from stoker.rl.types import Objective, Prompt, Scored, TrainRow
 
@@ -65,18 +66,16 @@ class Leash:
 
 def leash(config: schema.RunConfig) -> Leash:
     """k1 in the reward for PPO, k2 as a loss for GRPO, unless the run file says otherwise."""
-    placement = config.kl.placement
-    if placement == "default":
-        placement = "reward" if config.algorithm.name == "ppo" else "loss"
+    in_reward = config.kl_placement == "reward"
     estimator = config.kl.estimator
     if estimator == "default":
-        estimator = "k1" if placement == "reward" else "k2"
-    return Leash(estimator, placement == "reward")
+        estimator = "k1" if in_reward else "k2"
+    return Leash(estimator, in_reward)
 
 
 @dataclass
 class Run:
-    """One run of the loop. Built by `stoker.train`; nothing here knows a file format or a device."""
+    """One run of the loop. Built by `stoker.wiring`; nothing here knows a file format or a device."""
 
     config: schema.RunConfig
     plan: BatchPlan
@@ -102,7 +101,8 @@ class Run:
     """True where a signal may end the work at hand at once: nothing has changed that can't be done again."""
     update_in_step: int = 0
     """Optimizer steps of the step at hand, taken or refused."""
-    _warned: set[str] = field(default_factory=set)
+    _said: set[str] = field(default_factory=set)
+    """Kinds of warnings and notes that the user has been told."""
 
     # -- the loop's questions ----------------------------------------------------------------------
 
@@ -191,15 +191,29 @@ class Run:
     def phase(self, name: str) -> Iterator[None]:
         """Give the device's time inside to this phase, and show it."""
         self.display.phase(name)
-        with self.clock.phase(name):
-            yield
+        if self.abandonable:
+            self.interrupt.check()
+        self.interrupt.at_once = self.abandonable and name in ("reward", "evaluate")  # a hung reward can take minutes
+        try:
+            with self.clock.phase(name):
+                yield
+        finally:
+            self.interrupt.at_once = False
 
     def warn_once(self, kind: str, text: str) -> None:
         """A warning that would be the same at every step."""
-        if kind not in self._warned:
-            self._warned.add(kind)
+        if kind not in self._said:
+            self._said.add(kind)
             self.recorder.event(kind, text, step=self.state.step + 1)
             self.display.warn(f"step {self.state.step + 1}: {text}")
+
+    def tell(self, notes: Iterable[str]) -> None:
+        """Say and record notes, each once: some are about the start, others come when memory runs out."""
+        for note in notes:
+            if note not in self._said:
+                self._said.add(note)
+                self.recorder.event("note", note, step=self.state.step)
+                self.display.say(note)
 
     def evaluate_start(self) -> None:
         """The policy as it is before the first update: step 0 of the record."""
@@ -219,10 +233,14 @@ class Run:
         """Held-out metrics now; remembered for the early stop."""
         with self.phase("evaluate"):
             seen = self.state.samples_seen + (self.plan.samples_per_step if self.update_in_step else 0)
-            metrics, _ = evaluate(
+            metrics, groups = evaluate(
                 self.sampler, self.reward, self.validation, self.config, self.reward.solved, self.state.step
             )
             self.reward.metrics(), self.reward.extras()  # of held-out answers: not the step's
+            step = self.state.step + (1 if self.update_in_step else 0)
+            for name, found in groups.items():
+                records = [sample_record(one) for group in found for one in group.scored]
+                self.recorder.evaluation(step, name, records)
             first = next(iter(self.validation))
             one = {name: metrics[f"eval/{first}/{name}"] for name in ("reward", "reward_error", "accuracy")}
             self.state.evaluations.append(Evaluation(samples_seen=seen, **one))

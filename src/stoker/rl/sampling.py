@@ -2,12 +2,13 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from stoker.config import schema
 from stoker.rl.ports import Sampler
 from stoker.rl.types import Group, Prompt, Request, Sample, SamplingParams, Scored
 
-__all__ = ["draw", "draw_seed", "greedy_params", "groups_by_prompt", "sampling_params"]
+__all__ = ["draw", "draw_seed", "greedy_params", "groups_by_prompt", "sample_record", "sampling_params"]
 
 
 def sampling_params(config: schema.Sampling) -> SamplingParams:
@@ -48,3 +49,20 @@ def groups_by_prompt(scored: Iterable[Scored]) -> list[Group]:
     for one in scored:
         by_id.setdefault(one.sample.prompt.id, []).append(one)
     return [Group(members[0].sample.prompt, tuple(members)) for members in by_id.values()]
+
+
+def sample_record(scored: Scored) -> dict[str, Any]:
+    """One answer as a line of the run folder's samples."""
+    sample = scored.sample
+    return {
+        "id": sample.id,
+        "prompt": sample.prompt.content,
+        "answer": sample.prompt.answer,
+        "text": sample.text,
+        "finish": sample.finish,
+        "tokens": len(sample.token_ids),
+        "reward": scored.reward,
+        "rewards": dict(scored.rewards),
+        "parsed": scored.parsed,
+        "weight_version": sample.weight_version,
+    }

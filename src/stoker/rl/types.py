@@ -11,6 +11,23 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = [
+    "Bools",
+    "Floats",
+    "Group",
+    "Ints",
+    "KeptTokens",
+    "Message",
+    "Objective",
+    "Prompt",
+    "Request",
+    "Sample",
+    "SamplingParams",
+    "Scored",
+    "TrainBatch",
+    "TrainRow",
+]
+
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]

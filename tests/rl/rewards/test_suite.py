@@ -92,6 +92,11 @@ def test_settings_reach_the_rule(sample: Make, suite: Suite) -> None:
     assert [s.reward for s in one([sample("about 3.9", "4"), sample(r"\boxed{x}", "4")], 0)] == [2.0, -0.5]
 
 
+def test_a_declared_range_wider_than_the_rules_hides_no_right_answer(sample: Make, suite: Suite) -> None:
+    one = suite({"function": "math", "range": (-1, 2)})
+    assert [one.solved(scored) for scored in one([sample("#### 4", "4"), sample("#### 5", "4")], 0)] == [True, False]
+
+
 def test_importing_the_package_is_light() -> None:
     code = (
         "import sys, stoker.rl.rewards.suite, stoker.rl.rewards.symbolic; "

@@ -396,3 +396,19 @@ def test_state_of_the_module_lives_from_step_to_step(sample: Make, suite: Suite,
     """)
     one: Any = suite({"function": f"{path}:f"})
     assert [values(one, [sample("a")]), values(one, [sample("a")])] == [[0.1], [0.2]]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("return [10**400] * len(completions)", "OverflowError"),
+    ],
+)
+def test_failure_09_an_exit_in_a_reward_is_its_error_with_a_traceback(
+    sample: Make, suite: Suite, write: Write, body: str, expected: str
+) -> None:
+    path = write(f"def batch(completions, **kw): {body}")
+    with pytest.raises(RewardError, match=expected):
+        suite({"function": f"{path}:batch"})([sample("a")], 0)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stoker.config.schema import RunConfig
+from stoker.engine.checkpoint import policy_folder
 from stoker.engine.local.forward import hidden_states, sharing_width, trunk_of
 from stoker.engine.local.layout import Microbatch
 from stoker.engine.local.load import load_other
@@ -53,7 +54,7 @@ class Critic(nn.Module):
 
 def start_critic(config: RunConfig, policy: PreTrainedModel) -> Critic:
     """From critic.path or else the policy; the saved critic of start_from, where there is one, replaces its weights."""
-    critic = Critic(load_other(config, config.critic.path) if config.critic.path else policy).eval()
+    critic = Critic(load_other(config, config.critic) if config.critic.path else policy).eval()
     if (saved := _saved_critic(config)) is not None:
         copy_tensors(load_tensors(saved), critic, saved)
     return critic
@@ -65,5 +66,8 @@ def follows_policy(config: RunConfig) -> bool:
 
 
 def _saved_critic(config: RunConfig) -> Path | None:
-    path = Path(config.start_from) / "critic.safetensors"
-    return path if config.start_from and path.is_file() else None
+    if not config.start_from:
+        return None
+    policy = policy_folder(Path(config.start_from))
+    path = policy.parent / "critic.safetensors"
+    return path if policy.name == "policy" and path.is_file() else None

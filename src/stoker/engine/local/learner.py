@@ -21,7 +21,7 @@ from stoker.engine.local.budget import TokenBudget
 from stoker.engine.local.critic import follows_policy, start_critic
 from stoker.engine.local.forward import ScoringModel, checkpoint_activations
 from stoker.engine.local.layout import Microbatch, collate
-from stoker.engine.local.load import cast_weights, load_other, tokenizer_notes
+from stoker.engine.local.load import cast_weights, load_other
 from stoker.engine.local.optim import MasterOptimizer, NormGuard, learning_rate
 from stoker.engine.local.tally import Tally
 from stoker.errors import ModelError, RunError
@@ -49,7 +49,7 @@ class LocalLearner:
         self._policy = ScoringModel(model, config.update.logits_per_chunk)
         self._reference: ScoringModel | None = None
         if config.kl.coefficient and config.reference.path:
-            self._set_reference(load_other(config, config.reference.path, config.reference.dtype))
+            self._set_reference(load_other(config, config.reference))
         self._critic = start_critic(config, model) if config.algorithm.name == "ppo" else None
         if config.update.activation_checkpointing:
             for module in [model] if self._critic is None else [model, self._critic.trunk]:
@@ -69,7 +69,7 @@ class LocalLearner:
     @property
     def notes(self) -> list[str]:
         """What was detected or adapted, a sentence each, for the user."""
-        return [*tokenizer_notes(self._tokenizer), *self._policy.notes, *self._budget.notes]
+        return [*self._policy.notes, *self._budget.notes]
 
     # -- the two verbs ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
+from transformers.utils.logging import disable_progress_bar
 
 from stoker.config import schema
 from stoker.engine.local.memory_errors import is_out_of_memory
@@ -21,7 +22,6 @@ __all__ = [
     "load_other",
     "load_tokenizer",
     "pick_device",
-    "tokenizer_notes",
 ]
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -29,27 +29,19 @@ NOISE = ("dropout", "pdrop", "dropout_prob", "drop_rate", "layerdrop", "jitter_n
 
 
 def load_tokenizer(model: schema.Model) -> Any:
-    """The model's tokenizer, with a pad token in any case (see `tokenizer_notes`)."""
+    """The model's tokenizer, with a pad token in any case, and no longer text than the model's context."""
     folder, gguf = _locate(model.path)
     with _explained(model.path, "tokenizer"):
         extra = {"gguf_file": gguf} if gguf else {}
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
+    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if isinstance(positions, int) and 0 < positions < tokenizer.model_max_length:
+        tokenizer.model_max_length = positions  # many tokenizers state no limit
     if tokenizer.pad_token_id is None:
         # Any id would do: stoker masks pads by length, never by id.
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
-
-
-def tokenizer_notes(tokenizer: Any) -> list[str]:
-    """What a user should know of pad and end tokens, one sentence each."""
-    notes = []
-    if tokenizer.eos_token_id is None:
-        notes.append("the tokenizer has no end token: answers end by sampling.stop or by the length limit")
-    elif tokenizer.pad_token_id == tokenizer.eos_token_id:
-        notes.append(
-            f"the pad token is the end token ({tokenizer.eos_token!r}): pads are masked by length, so it learns"
-        )
-    return notes
 
 
 def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
@@ -57,6 +49,7 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
 
     Raises ModelError for what can't be found, isn't causal, or would need pickle.
     """
+    disable_progress_bar()  # transformers' own bars would tear the display
     if model.threads:
         torch.set_num_threads(model.threads)
     folder, gguf = _locate(model.path)
@@ -79,10 +72,14 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     return loaded
 
 
-def load_other(config: schema.RunConfig, path: str, dtype: str | None = None) -> PreTrainedModel:
+def load_other(config: schema.RunConfig, section: schema.Reference | schema.Critic) -> PreTrainedModel:
     """A second model (reference, critic) under the policy's settings, its weights always loaded."""
-    changes = {"path": path, "from_scratch": False} | ({"dtype": dtype} if dtype else {})
-    return load_model(config.model.model_copy(update=changes), config.seed)
+    dtype = getattr(section, "dtype", None) or config.model.dtype
+    settings = config.model.model_copy(update={"path": section.path, "from_scratch": False, "dtype": dtype})
+    try:
+        return load_model(settings, config.seed)
+    except ModelError as error:  # it speaks of model.path, which is not the key at fault
+        raise ModelError(f"{type(section).__name__.lower()} model: {error}") from error
 
 
 def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -104,9 +101,9 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        torch.empty(1, device=name).item()  # the meta device has no numbers to give
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = _first(error)
         raise ModelError(f"model.device = {name!r} can't be used here ({reason}); use 'auto' or 'cpu'") from error
     return torch.device(name)
 
@@ -211,14 +208,23 @@ def _pretrained_weights(
 
         source = {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
     with _explained(model.path, "model"):
-        return AutoModelForCausalLM.from_pretrained(
+        answer: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=getattr(torch, model.dtype),
             attn_implementation=model.attention,
             trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
             **source,
         )
+    loaded, info = answer
+    if missing := sorted(info["missing_keys"]):  # transformers fills them with random numbers
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelError(
+            f"model.path = {model.path!r} lacks weights of a causal language model ({missing[0]}{more}): "
+            "is it whole, and not a classifier or a bare encoder?"
+        )
+    return loaded
 
 
 def _dropout_off(config: PretrainedConfig) -> None:
@@ -244,6 +250,11 @@ def _require_causal_behaviour(model: PreTrainedModel, path: str) -> None:
     other = ids.clone()
     other[0, -1] = 0
     first, second = (model(input_ids=one, use_cache=False).logits[0, :-1] for one in (ids, other))
+    if not torch.isfinite(second).all():
+        raise ModelError(
+            f"model.path = {path!r} gives logits that are not finite: its weights are damaged, or model.dtype = "
+            f"{str(model.dtype).removeprefix('torch.')!r} is too narrow for them"
+        )
     if not torch.allclose(first.float(), second.float(), rtol=1e-2, atol=1e-2):
         raise ModelError(
             f"model.path = {path!r} ({model.config.model_type}) looks at later tokens, so it can't be sampled left to "

@@ -119,6 +119,12 @@ class LocalSampler:
         prompt, params = request.prompt, request.params
         if not prompt.token_ids:
             raise ModelError(f"prompt {prompt.id} has no tokens: a model needs at least one (e.g. its BOS token).")
+        vocabulary, largest = self._model.config.get_text_config(decoder=True).vocab_size, max(prompt.token_ids)
+        if largest >= vocabulary:
+            raise ModelError(
+                f"prompt {prompt.id} has token {largest}, but {type(self._model).__name__} knows {vocabulary}: its "
+                "tokenizer is of another model, or tokens were added without resize_token_embeddings"
+            )
         length, limit = len(prompt.token_ids) + params.max_new_tokens, self._abilities.max_positions
         if limit is not None and length > limit:
             raise ModelError(

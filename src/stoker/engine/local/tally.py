@@ -17,6 +17,7 @@ MEANS = {
     "clip_fraction": "policy/clipped",
     "approx_kl": "policy/update_kl",
     "mismatch_abs": "policy/mismatch",
+    "mismatch_kl": "policy/mismatch_kl",
     "entropy": "policy/entropy",
     "reference_kl": "kl/mean",
     "kl_loss": "kl/loss",

@@ -86,10 +86,7 @@ class Wave:
         self._live = live & ~ended
 
     def _compact(self, decoder: Decoder, token_ids: Tensor) -> Tensor:
-        """Drop finished rows from the batch once they are many; the rows' tokens to go on with.
-
-        Here, too, new samples could take the freed rows.
-        """
+        """Drop finished rows from the batch once they are many; the rows' tokens to go on with."""
         if self._live.sum() > _COMPACT_AT * len(self._live):
             return token_ids
         keep = np.flatnonzero(self._live)

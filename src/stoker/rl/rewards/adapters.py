@@ -15,10 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import RewardError
+from stoker.rl.dotted import nearest
 from stoker.rl.rewards.answers import extract
-from stoker.rl.rewards.load import nearest
 
-__all__ = ["BATCHED", "CALLS", "REFERENCE_NAMES", "SIGNATURES", "Log", "TrainerState", "detect", "resolve"]
+__all__ = [
+    "BATCHED",
+    "CALLS",
+    "REFERENCE_NAMES",
+    "SIGNATURES",
+    "Log",
+    "TrainerState",
+    "detect",
+    "prompt_text",
+    "resolve",
+]
 
 Row = Mapping[str, Any]
 
@@ -181,15 +191,14 @@ def call_trl(function: Any, rows: Sequence[Row], step: int, log: Log, fixed: Map
     return function(**_accepted(function, offered, _names(rows)))
 
 
-def _prompt_text(row: Row) -> str:
-    if isinstance(row["prompt"], str):
-        return row["prompt"]
-    return "\n".join(str(message["content"]) for message in row["prompt"])
+def prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """A prompt as one text: that of its messages, a line each."""
+    return prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
 
 
 def call_openrlhf(function: Any, rows: Sequence[Row], step: int, log: Log, fixed: Mapping[str, Any]) -> Any:
-    """Queries are prompt + completion; a conversational prompt is its messages' contents, a line each."""
-    prompts = [_prompt_text(row) for row in rows]
+    """Queries are prompt + completion."""
+    prompts = [prompt_text(row["prompt"]) for row in rows]
     queries = [prompt + row["text"] for prompt, row in zip(prompts, rows, strict=True)]
     return function(queries, prompts, [row["answer"] for row in rows], **fixed)
 

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from stoker.rl.rewards import numeric
+from stoker.rl.rewards.adapters import prompt_text
 from stoker.rl.rewards.rules import plain, reference_answer
 from stoker.rl.types import Prompt, Sample, SamplingParams
 
@@ -51,12 +52,6 @@ def _wrong(answer: str, others: Sequence[str]) -> str:
     return differing[0] if differing else f"{answer} + 1"
 
 
-def _prompt_text(prompt: Prompt) -> str:
-    if isinstance(prompt.content, str):
-        return prompt.content
-    return "\n".join(str(message["content"]) for message in prompt.content)
-
-
 def _sample(prompt: Prompt, index: int, text: str) -> Sample:
     """A finished sample with one made-up token a word: the audit needs no tokenizer."""
     length = max(1, len(text.split()))
@@ -89,8 +84,8 @@ def _cases(prompt: Prompt, right: str, wrong: str, form: str) -> list[tuple[Kind
         ("gamed", "several answers, the last wrong", " ".join(write(x) for x in (right, wrong, right, wrong))),
         ("gamed", "repeats a wrong answer", " ".join([write(wrong)] * 20)),
         ("gamed", "repeats the right answer", " ".join([write(right)] * 20)),
-        ("gamed", "echoes the prompt", _prompt_text(prompt)),
-        ("gamed", "echoes the prompt as the answer", write(_prompt_text(prompt))),
+        ("gamed", "echoes the prompt", prompt_text(prompt.content)),
+        ("gamed", "echoes the prompt as the answer", write(prompt_text(prompt.content))),
         ("gamed", "empty answer", write("")),
     ]
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from stoker.config import schema
 from stoker.errors import ConfigError, RewardError
+from stoker.rl.dotted import nearest
 from stoker.rl.rewards import audit
 from stoker.rl.rewards.answers import DEFAULT_FORMS, FORMS
-from stoker.rl.rewards.load import nearest
 from stoker.rl.rewards.numeric import RELATIVE_TOLERANCE
 from stoker.rl.rewards.outcome import Answered, Outcome, Score
 from stoker.rl.rewards.rules import Exact, Math, Scores
@@ -85,7 +85,7 @@ class RewardSuite:
         for part in self.parts:
             value = scored.rewards[part.name]
             if value is not None:
-                return value >= (part.config.range or part.score.range)[1]
+                return value >= part.score.range[1]
         return False
 
     def audit(self, prompts: Sequence[Prompt], rows: int = 8) -> list[audit.AuditLine]:

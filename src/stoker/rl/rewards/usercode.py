@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.errors import RewardError
+from stoker.rl.dotted import load
 from stoker.rl.rewards.adapters import BATCHED, CALLS, Log, resolve
-from stoker.rl.rewards.load import load
 from stoker.rl.rewards.wire import serve
 
 __all__: list[str] = []
@@ -92,11 +92,11 @@ class UserFunction:
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
-            function = load(request["load"])
+            function = load(request["load"], "reward function", RewardError)
             made = resolve(function, request["load"], request["signature"], request["kwargs"])
         except RewardError as error:
             return {"error": str(error)}
-        except Exception:
+        except BaseException:
             return {"error": f"reward function '{request['load']}' failed to load", "traceback": traceback.format_exc()}
         self.function, self.framework, self.fixed = made
         return {"framework": self.framework, "batched": self.framework in BATCHED}
@@ -107,11 +107,11 @@ class UserFunction:
             result = CALLS[self.framework](self.function, rows, step, log, self.fixed)
             if inspect.isawaitable(result):
                 result = self.runner.run(_awaited(result))
+            return (_batch_reply if self.framework in BATCHED else _sample_reply)(result, log)
         except RewardError as error:
             return {"contract": str(error)}
-        except Exception:
+        except BaseException:  # sys.exit() in a reward is its fault, not the end of the child
             return {"traceback": traceback.format_exc()}
-        return (_batch_reply if self.framework in BATCHED else _sample_reply)(result, log)
 
     def _concurrently(self, rows: Sequence[dict[str, Any]], step: int) -> Iterator[dict[str, Any]]:
         """Coroutines of one step wait for their services together; replies still come in order."""
@@ -119,12 +119,11 @@ class UserFunction:
         async def one(row: dict[str, Any]) -> dict[str, Any]:
             log = Log()
             try:
-                result = await CALLS[self.framework](self.function, [row], step, log, self.fixed)
+                return _sample_reply(await CALLS[self.framework](self.function, [row], step, log, self.fixed), log)
             except RewardError as error:
                 return {"contract": str(error)}
-            except Exception:
+            except BaseException:
                 return {"traceback": traceback.format_exc()}
-            return _sample_reply(result, log)
 
         async def all_of_them() -> list[asyncio.Task[dict[str, Any]]]:
             return [asyncio.create_task(one(row)) for row in rows]

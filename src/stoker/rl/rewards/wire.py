@@ -35,5 +35,8 @@ def serve(answer: Callable[[dict[str, Any]], Iterator[dict[str, Any]]]) -> None:
             faulthandler.cancel_dump_traceback_later()
             if reply is None:
                 break
-            replies.write(json.dumps(reply) + "\n")
-            replies.flush()
+            try:
+                replies.write(json.dumps(reply) + "\n")
+                replies.flush()
+            except BrokenPipeError:
+                os._exit(1)  # the run was killed: nobody waits for the answer, or for a traceback

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.config.schema import Source
+from stoker.config.task import Data
 from stoker.errors import DataError
 from stoker.rl.tasks.files import BadRow, RawRow
 from stoker.rl.types import Message
@@ -51,7 +51,7 @@ def _lookup(columns: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def find_columns(source: Source, name: str, rows: Sequence[RawRow], needs_answer: bool) -> Columns:
+def find_columns(source: Data, name: str, rows: Sequence[RawRow], needs_answer: bool) -> Columns:
     """The first alias with a value in any row. Raises DataError with the columns found and the aliases tried."""
     prompt = _first(rows, [source.prompt_column] if source.prompt_column else PROMPT_COLUMNS)
     answer = _first(rows, [source.answer_column] if source.answer_column else ANSWER_COLUMNS)
@@ -75,7 +75,7 @@ def _first(rows: Sequence[RawRow], paths: Iterable[str]) -> str | None:
 
 
 def parse_rows(
-    source: Source, name: str, raw: Iterable[RawRow | BadRow], needs_answer: bool
+    source: Data, name: str, raw: Iterable[RawRow | BadRow], needs_answer: bool
 ) -> tuple[list[Row], list[BadRow], Columns]:
     """Usable rows in order, the malformed ones, and the columns chosen."""
     indexed = list(enumerate(raw))
@@ -97,8 +97,12 @@ def parse_rows(
 def _parse(row_id: str, source: str, raw: RawRow, columns: Columns, needs_answer: bool) -> Row:
     content = _content(_lookup(raw.columns, columns.prompt), columns.prompt)
     answer = _answer(_lookup(raw.columns, columns.answer)) if columns.answer else None
-    if answer is None and needs_answer:
+    if needs_answer and not (answer or "").strip():
         raise ValueError(f"no answer in column '{columns.answer}'")
+    try:
+        f"{content}{answer}".encode()
+    except UnicodeEncodeError:
+        raise ValueError("its prompt or answer holds half a surrogate pair, which is not valid Unicode") from None
     others = {name: value for name, value in raw.columns.items() if name != columns.prompt}
     return Row(row_id, source, raw.place, content, answer, others)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.config.schema import RunConfig, Task
-from stoker.errors import DataError, ModelError
+from stoker.errors import ConfigError, DataError, ModelError
 from stoker.rl.tasks.columns import Row
 from stoker.rl.types import Message
 
@@ -47,7 +47,7 @@ def encode_rows(
         plain.append(messages is None)
         texts.append(str(row.content) if messages is None else _render(row, messages, tokenizer, task, model))
     # the chat template writes the special tokens itself: asking for them again would double the BOS
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     return [
         (*prefix, *ids) if is_plain and tuple(ids[: len(prefix)]) != prefix else tuple(ids)
         for ids, is_plain in zip(encoded, plain, strict=True)
@@ -94,15 +94,20 @@ def special_token_notes(config: RunConfig, tokenizer: "PreTrainedTokenizerBase")
     notes = []
     if tokenizer.eos_token_id is None:
         notes.append(f"{model} has no EOS token: answers end only at sampling.stop = {list(config.sampling.stop)}")
-    elif tokenizer.pad_token_id is None:
+    elif tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         notes.append(f"{model} has no pad token: padded with EOS {tokenizer.eos_token!r}; real EOS tokens still count")
     return notes
 
 
 def context_limit(config: RunConfig, tokenizer: "PreTrainedTokenizerBase") -> tuple[int, str]:
-    """Most tokens a prompt may have, and which setting says so."""
+    """Most tokens a prompt may have, and which setting says so. Raises ConfigError where no prompt fits."""
     context = int(tokenizer.model_max_length)
     room = context - config.sampling.max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"sampling.max_new_tokens = {config.sampling.max_new_tokens} leaves no room for a prompt in the context of "
+            f"{context} tokens of {config.model.path}: lower it"
+        )
     if room < config.task.max_prompt_tokens:
         return room, f"the context of {context} less sampling.max_new_tokens = {config.sampling.max_new_tokens}"
     return config.task.max_prompt_tokens, "task.max_prompt_tokens"

@@ -44,7 +44,7 @@ def _jsonl(file: Path) -> Rows:
                 row = json.loads(text)
             except UnicodeDecodeError as error:
                 yield BadRow(place, f"not UTF-8 ({error.reason} at byte {error.start})")
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # ValueError: numbers of thousands of digits, too
                 yield BadRow(place, f"not JSON: {error}")
             else:
                 if isinstance(row, dict):

@@ -1,5 +1,6 @@
 """All rows of a task, split and checked, with no tokenizer or model needed."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ HOLDOUT = "holdout"
 RULE_REWARDS = frozenset({"math", "exact"})
 """Built-in rewards that compare with the row's answer."""
 SHOWN = 20
+_NAME = re.compile(r"[\w .-]{1,60}")
+"""Names become parts of file names and of metric keys."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,11 @@ def read_rows(config: RunConfig) -> TaskRows:
     names = [name_of(source) for source in (*task.sources, *validation.sets)]
     if clash := repeated_names([*names, HOLDOUT]):
         raise DataError(f"two data sources are called {clash[0]!r}: give each its own `name`")
+    if unfit := [name for name in names if not _NAME.fullmatch(name)]:
+        raise DataError(
+            f"a data source would be called {unfit[0]!r}, after its path: give it a `name` of letters, digits, spaces, "
+            "`.`, `_` and `-`, at most 60 of them"
+        )
     needs_answer = config.warm_start.updates > 0 or any(r.function in RULE_REWARDS for r in config.rewards)
     notes: list[str] = []
     bad: list[BadRow] = []
@@ -116,7 +124,8 @@ def check_enough(rows: Mapping[str, Sequence[object]], sources: Sequence[Source]
         counts = ", ".join(f"{name} {len(found)}" for name, found in rows.items())
         raise DataError(
             f"the task has {total} training rows ({counts}), but a step needs sampling.prompts_per_step = "
-            f"{prompts_per_step} different prompts: add rows, hold out fewer, or set it to {total} or less"
+            f"{prompts_per_step} different prompts: add rows, hold out fewer, or "
+            + (f"set it to {total} or less" if total else "leave fewer out")
         )
     weights = sum(source.weight for source in sources)
     for (name, found), source in zip(rows.items(), sources, strict=True):

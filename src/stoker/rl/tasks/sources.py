@@ -1,16 +1,15 @@
 """Where rows come from: a file, a dataset folder, a Hugging Face dataset name, or a Python generator."""
 
 import importlib
-import importlib.util
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stoker.config.schema import Source
+from stoker.config.task import Data
 from stoker.errors import DataError
+from stoker.rl import dotted
 from stoker.rl.tasks.files import SUFFIXES, BadRow, RawRow, read_file, read_folder
 
 __all__ = ["name_of", "read_source"]
@@ -18,11 +17,11 @@ __all__ = ["name_of", "read_source"]
 MAX_GENERATED = 5_000_000
 """Rows after which a generator without `limit` is taken for endless."""
 
-_GENERATOR = re.compile(r"(?P<where>.+\.py|[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
+_GENERATOR = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):(?P<function>[A-Za-z_]\w*)")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
-def name_of(source: Source) -> str:
+def name_of(source: Data) -> str:
     """The source's own name, or one taken from its path: file stem, folder, data set or function."""
     if source.name:
         return source.name
@@ -32,15 +31,15 @@ def name_of(source: Source) -> str:
     return stem if source.split == "train" else f"{stem}-{source.split}"
 
 
-def read_source(source: Source) -> Iterator[RawRow | BadRow]:
+def read_source(source: Data) -> Iterator[RawRow | BadRow]:
     """Rows of a source, at most `limit` of them. Raises DataError where the source itself can't be read."""
     rows = _open(source)
     return itertools.islice(rows, source.limit) if source.limit else rows
 
 
-def _open(source: Source) -> Iterator[RawRow | BadRow]:
-    if generator := _GENERATOR.fullmatch(source.path):
-        return _generated(source, _function(source.path, generator["where"], generator["function"]))
+def _open(source: Data) -> Iterator[RawRow | BadRow]:
+    if _GENERATOR.fullmatch(source.path):
+        return _generated(source, _function(source.path))
     path = Path(source.path).expanduser()
     if path.is_file():
         return read_file(path)
@@ -51,7 +50,7 @@ def _open(source: Source) -> Iterator[RawRow | BadRow]:
     return _hub(source)
 
 
-def _hub(source: Source) -> Iterator[RawRow | BadRow]:
+def _hub(source: Data) -> Iterator[RawRow | BadRow]:
     taken_for = f"task source '{source.path}' is no file or folder here, so it is taken for a Hugging Face dataset"
     try:
         datasets = importlib.import_module("datasets")
@@ -70,8 +69,14 @@ def _hub(source: Source) -> Iterator[RawRow | BadRow]:
     return (RawRow(f"{source.path}[{source.split}], row {i}", dict(row)) for i, row in enumerate(data))
 
 
-def _generated(source: Source, function: Callable[..., Iterable[Any]]) -> Iterator[RawRow | BadRow]:
-    iterator = iter(function(**source.kwargs))
+def _generated(source: Data, function: Callable[..., Iterable[Any]]) -> Iterator[RawRow | BadRow]:
+    try:
+        iterator = iter(function(**source.kwargs))
+    except Exception as error:
+        raise DataError(
+            f"task source '{source.path}': calling it with kwargs = {source.kwargs} raised "
+            f"{type(error).__name__}: {error}. It must return an iterable of dicts"
+        ) from error
     for number in itertools.count():
         place = f"{source.path}, row {number}"
         if number >= MAX_GENERATED:
@@ -85,30 +90,11 @@ def _generated(source: Source, function: Callable[..., Iterable[Any]]) -> Iterat
         yield RawRow(place, row) if isinstance(row, dict) else BadRow(place, f"a {type(row).__name__}, not a dict")
 
 
-def _function(path: str, where: str, name: str) -> Callable[..., Iterable[Any]]:
+def _function(path: str) -> Callable[..., Iterable[Any]]:
     try:
-        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        return dotted.load(path, "task source", DataError)
     except DataError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever the user's module raises
+        where = path.rpartition(":")[0]
         raise DataError(f"task source '{path}': importing {where} failed ({type(error).__name__}: {error})") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        known = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
-        raise DataError(f"task source '{path}': {where} has no function '{name}'; it has {', '.join(known) or 'none'}")
-    found: Callable[..., Iterable[Any]] = function
-    return found
-
-
-def _load_file(file: Path) -> Any:
-    file = file.expanduser().resolve()
-    if not file.is_file():
-        raise DataError(f"task source: no such file {file}")
-    name = f"_task_{file.stem}"  # a user's random.py must not replace the module of that name
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise DataError(f"task source: {file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module

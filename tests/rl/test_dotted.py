@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import RewardError
-from stoker.rl.rewards.load import load
+from stoker.rl import dotted
+
+
+def load(path: str) -> Callable[..., object]:
+    return dotted.load(path, "reward function", RewardError)
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +48,18 @@ def test_errors_name_what_is_missing(path: str, message: str) -> None:
         load(path)
 
 
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    """write(source): the path of a new file with that Python source."""
+
+    def make(source: str) -> str:
+        file = tmp_path / "mine0.py"
+        file.write_text(source)
+        return str(file)
+
+    return make
+
+
 def test_a_missing_file_names_the_nearest(write: Callable[[str], str]) -> None:
     path = write("def f(): ...")
     with pytest.raises(RewardError, match=r"mine_0\.py does not exist; did you mean 'mine0\.py'\?"):
@@ -53,3 +69,10 @@ def test_a_missing_file_names_the_nearest(write: Callable[[str], str]) -> None:
 def test_a_module_that_imports_something_missing_says_so(write: Callable[[str], str]) -> None:
     with pytest.raises(ModuleNotFoundError, match="absent_dependency"):
         load(write("import absent_dependency") + ":f")
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the installed command needs it, whose own folder stands on the path instead."""
+    (tmp_path / "module_of_a_user.py").write_text("def f(): return 7\n")
+    monkeypatch.chdir(tmp_path)
+    assert load("module_of_a_user:f")() == 7
