@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 PIP     = $(VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 BIN     = $(VENV)/bin
-BENCHES = demo_seeds kill_resume smollm2 vs_trl
+BENCHES = demo_seeds ppo kill_resume smollm2 vs_trl
 
 .PHONY: help setup runtime demo test check format docs bench smollm2 clean
 
@@ -17,7 +17,7 @@ runtime: $(VENV)/.runtime ## make .venv with only what stoker runs on
 	@:
 
 demo: runtime ## teach a small model to add, in a few minutes on a CPU
-	@$(BIN)/stoker train examples/addition.toml
+	@$(BIN)/stoker train examples/addition.toml name=demo-$$(date +%Y%m%d-%H%M%S)
 
 test: setup check ## every check and test
 	@$(BIN)/python -m pytest

@@ -1,0 +1,40 @@
+"""PPO on the addition example: does its critic explain the returns, and does the policy get there?
+
+Explained variance is 1 - var(return - value) / var(return) over the tokens of a step, before the critic's update
+of that step has seen them; the median over the second half of the run counts. `accuracy` is held out and greedy.
+"""
+
+import statistics
+
+from bench.common import ROOT, arguments, finish, stoker_train, workspace
+from stoker.record.read import Run
+
+RUN_FILE = ROOT / "examples" / "addition_ppo.toml"
+
+
+def main() -> None:
+    args = arguments(__doc__ or "")
+    runs = workspace("ppo")
+    results = []
+    for seed in range(1 if args.quick else 2):
+        name = f"seed-{seed}"
+        done = stoker_train(RUN_FILE, [f"seed={seed}", f"name={name}", f"runs_dir={runs}"])
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        run = Run.load(runs / name)
+        explained = [value for _, value in run.series("critic/explained_variance")]
+        accuracy = [value for _, value in run.series("eval/holdout/accuracy")]
+        results.append(
+            {
+                "seed": seed,
+                "start": accuracy[0],
+                "end": accuracy[-1],
+                "explained_variance": statistics.median(explained[len(explained) // 2 :]),
+            }
+        )
+        print(results[-1], flush=True)
+    finish({"seeds": results})
+
+
+if __name__ == "__main__":
+    main()
