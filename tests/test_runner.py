@@ -498,4 +498,6 @@ def test_a_run_in_another_process_gives_the_same_bits(make_config: Callable[...,
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2]
     there = here.folder.parent / "there"
+    generators = [load_file(folder / "checkpoints" / "step_2" / "rng.safetensors") for folder in (here.folder, there)]
+    assert same(*generators)  # a model whose own code draws repeats too
     assert comparable(there) == comparable(here.folder)

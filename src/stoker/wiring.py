@@ -68,6 +68,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
     if config.start_from:
         source = source.model_copy(update={"path": str(policy_folder(Path(config.start_from))), "from_scratch": False})
     attempt.display.phase("setup")
+    torch.manual_seed(config.seed)  # a model's own code may draw; stoker's draws don't use torch's generator
     suite = rewards.build(config.rewards)  # its faults show before a model loads
     attempt.closing.callback(suite.close)
     tokenizer = load_tokenizer(source)
