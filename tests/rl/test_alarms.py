@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stoker.config.load import from_dict
-from stoker.rl.alarms import raised
+from stoker.rl.alarms import raised, warmup_spike
 from stoker.rl.kl import KlState
 from stoker.rl.state import Evaluation, RunState
 
@@ -64,3 +64,11 @@ def test_a_small_kl_is_worth_a_word_only_late_and_without_a_gain() -> None:
     assert alarms(still, state(step=60)) == {}  # nothing held out: nothing known
     text = alarms(still, state(step=60, rewards=(0.3, 0.34)))["kl_low"]
     assert "lower kl.coefficient, or raise optimizer.learning_rate" in text
+
+
+def test_a_spike_in_the_warm_up_ends_the_run_and_says_by_how_much() -> None:
+    past = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.0, 2.0]  # median 2
+    assert warmup_spike(10.0, past, 5.0) is None
+    assert "11 is 5.5 times its running median 2" in str(warmup_spike(11.0, past, 5.0))
+    assert warmup_spike(1000.0, past, 0.0) is None
+    assert warmup_spike(1000.0, past[:7], 5.0) is None  # too few to have a median

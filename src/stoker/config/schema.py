@@ -164,6 +164,8 @@ class Optimizer(Section):
     """Learning rate at the end of a decay, relative to the peak."""
     skip_grad_norm_ratio: NonNegative = 0.0
     """Skip an update whose gradient norm exceeds this many running medians (prompt ids are named); 0: never."""
+    warmup_stop_ratio: NonNegative = 5.0
+    """End the run where, in the warm-up, a step's gradient norm exceeds this many running medians; 0: never."""
 
 
 class Critic(Section):

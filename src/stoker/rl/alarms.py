@@ -1,15 +1,18 @@
 """What a step's record says that the user should act on: a kind, told once in a run, and a text with the way out."""
 
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 
 from stoker.config.schema import RunConfig
 from stoker.rl.kl import ALARM_HIGH, alarm
 from stoker.rl.state import RunState
 
-__all__ = ["raised"]
+__all__ = ["raised", "warmup_spike"]
 
 MANY_EQUAL_GROUPS = 0.8
 MANY_EMPTY = 0.1
+NORMS_NEEDED = 8
+"""Steps before a running median of the gradient norm means anything."""
 
 Alarm = tuple[str, str]
 
@@ -59,3 +62,20 @@ def _of_kl(measured: float, moved: float, state: RunState, config: RunConfig) ->
             f"half of the run is over, the policy has moved {moved:.2f} nats per sequence from its reference, and the "
             "held-out reward has not risen: lower kl.coefficient, or raise optimizer.learning_rate",
         )
+
+
+def warmup_spike(norm: float, past: Sequence[float], ratio: float) -> str | None:
+    """Why a run should end while the learning rate still rises: it is about to be too high. None: go on.
+
+    A fault of the rate shows late in a linear warm-up, when the rate is no longer tiny, so the whole of it is watched.
+    """
+    if not ratio or len(past) < NORMS_NEEDED:
+        return None
+    median = statistics.median(past)
+    if norm <= ratio * median:
+        return None
+    return (
+        f"stopped in the warm-up: the gradient norm {norm:.3g} is {norm / median:.1f} times its running median "
+        f"{median:.3g} before the learning rate is full. Lower optimizer.learning_rate, or allow more with "
+        "optimizer.warmup_stop_ratio (0: never stop)"
+    )

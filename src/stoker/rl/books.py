@@ -43,7 +43,17 @@ def step(run: Run) -> Iterator["Books"]:
     run.state.samples_seen += run.plan.samples_per_step
     record = books.close()
     run.step_seconds = record["time/step"]
-    run.stop_reason = next((reason for watch in run.watchers if (reason := watch(record))), None)
+    asked = [reason for watch in run.watchers if (reason := watch(record))]
+    run.stop_reason = next(iter(asked), None) or _watch_warmup(run, record)
+
+
+def _watch_warmup(run: Run, record: Mapping[str, float]) -> str | None:
+    norm = record.get("optim/grad_norm", 0.0)
+    if not norm or run.state.samples_seen > run.plan.warmup_samples:
+        return None
+    reason = alarms.warmup_spike(norm, run.state.warmup_norms, run.config.optimizer.warmup_stop_ratio)
+    run.state.warmup_norms.append(norm)
+    return reason
 
 
 class Books:

@@ -31,6 +31,8 @@ class RunState:
     nonfinite_updates: int = 0
     """Updates refused in a row because of a NaN or an infinity."""
     evaluations: list[Evaluation] = field(default_factory=list)
+    warmup_norms: list[float] = field(default_factory=list)
+    """Gradient norms of the steps while the learning rate rose; steps without a gradient left out."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

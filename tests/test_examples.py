@@ -1,0 +1,32 @@
+"""The examples that ship run as they are, only shorter."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.config import load as config_load
+from stoker.rl.tasks import read_rows
+from stoker.runner import train
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.mark.parametrize("name", ["addition", "addition_ppo"])
+def test_an_example_trains(name: str, tmp_path: Path) -> None:
+    overrides = [f"runs_dir={tmp_path}", "warm_start.updates=3", "stop.steps=2", "sampling.prompts_per_step=16"]
+    config = config_load.load(
+        EXAMPLES / f"{name}.toml", [*overrides, "update.samples_per_update=64", "validation.holdout=32"]
+    )
+    result = train(config, mode="quiet")
+    assert result.step == 2
+    assert result.policy is not None
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_held_out_prompts_of_an_example_are_in_no_training_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)  # run files name files from the folder where stoker is called
+    rows = read_rows(config_load.load(path))
+    train_prompts = {str(row.content) for found in rows.train.values() for row in found}
+    held_out = {str(row.content) for found in rows.validation.values() for row in found}
+    assert len(held_out) >= 200
+    assert not train_prompts & held_out
