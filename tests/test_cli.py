@@ -112,7 +112,7 @@ def test_smoke_fails_where_the_reward_ranks_a_gamed_answer_with_the_right_one(ru
 def test_train_eval_and_try_end_to_end(run_file: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file)])
     assert done.exit_code == 0, done.output
-    assert "held-out accuracy" in done.output
+    assert "held-out answers (holdout): right" in done.output
     run = str(tmp_path / "runs" / "run")
     measured = runner.invoke(app, ["eval", run, str(run_file), "--json"])
     assert json.loads(measured.output)["holdout"]["prompts"] == 8

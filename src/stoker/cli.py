@@ -109,6 +109,8 @@ def train(
             result = run_train(config, resume=resume, allow_changes=allow_changes, mode=mode)  # type: ignore[arg-type]
             raise typer.Exit(result.exit_code)
     except StokerError as error:
+        if as_json:
+            typer.echo(json.dumps({"event": "error", "text": str(error)}))
         fail(error)
 
 

@@ -15,7 +15,7 @@ from stoker.errors import CheckpointError, ConfigError, RunError
 from stoker.record import environment
 from stoker.record.disk import when_full, write_text
 from stoker.record.progress import Mode
-from stoker.report.curves import learning_curve
+from stoker.report.curves import held_out_summary, learning_curve
 from stoker.rl import tasks
 from stoker.rl.interrupt import Interrupted
 from stoker.rl.loop import train as train_loop
@@ -137,11 +137,12 @@ def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
     run.recorder.event("end", ending, step=state.step)
     found = checkpoint.saved(attempt.folder.checkpoints)
     policy = found[0][1] / "policy" if found else None
-    write_text(folder / "curve.svg", learning_curve(folder))
     lines = [f"{run.config.name} {ending}, at step {state.step}"]
-    if len(state.evaluations) > 1:
-        first, last = state.evaluations[0], state.evaluations[-1]
-        lines.append(f"held-out accuracy {first.accuracy:.3f} -> {last.accuracy:.3f} (picture: {folder / 'curve.svg'})")
+    try:
+        write_text(folder / "curve.svg", learning_curve(folder))
+        lines += [*held_out_summary(folder), f"picture: {folder / 'curve.svg'}"]
+    except RunError as error:  # a damaged record must not turn a trained model into a failure
+        run.display.warn(f"no picture of the run: {error}")
     lines.append(f"run folder: {folder}")
     if policy is not None:
         lines.append(f"model: {policy}")

@@ -83,6 +83,9 @@ def read_state(path: Path) -> dict[str, Any]:
             f"{path} has state of schema_version {state.get('schema_version')}, this stoker reads {SCHEMA_VERSION}; "
             "resume with the version that wrote it, or start a new run from it with start_from"
         )
+    missing = {"run", "prompts", "sampler", "learner", "processes"} - state.keys()
+    if missing:
+        raise CheckpointError(f"{path / STATE} lacks {', '.join(sorted(missing))}: resume from an earlier checkpoint")
     if state["processes"] != 1:
         raise CheckpointError(
             f"{path} was written by {state['processes']} processes, and the local engine runs in one: its optimizer "

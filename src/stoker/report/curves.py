@@ -5,7 +5,7 @@ from pathlib import Path
 from stoker.record.curve import Panel, Series, smooth, svg
 from stoker.record.read import Run
 
-__all__ = ["learning_curve"]
+__all__ = ["held_out_summary", "learning_curve"]
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea")
 
@@ -38,3 +38,22 @@ def learning_curve(folder: Path) -> str:
     hours = sum(run.seconds_by_phase().values()) / 3600
     steps = max((record["step"] for record in run.metrics), default=0)
     return svg(folder.name, panels, subtitle=f"{steps} steps, {hours:.2f} device-hours")
+
+
+def held_out_summary(folder: Path) -> list[str]:
+    """Right, wrong, unparsed and truncated answers to each held-out set, at the first and the last evaluation."""
+    run = Run.load(folder)
+    lines = []
+    for name in sorted({key.split("/")[1] for record in run.metrics for key in record if key.startswith("eval/")}):
+        seen = [record for record in run.metrics if f"eval/{name}/accuracy" in record]
+        shares = [
+            f"{label} {seen[0][key]:.1%} -> {seen[-1][key]:.1%}"
+            for label, key in (
+                ("right", f"eval/{name}/accuracy"),
+                ("wrong", f"eval/{name}/wrong"),
+                ("unparsed", f"eval/{name}/unparsed"),
+                ("truncated", f"eval/{name}/truncated"),
+            )
+        ]
+        lines.append(f"held-out answers ({name}): {', '.join(shares)}")
+    return lines
