@@ -36,13 +36,13 @@ INSIDE = (
     ("rename", 2),
     ("rename", 3),
     *(("sample", nth) for nth in (12, 25, 33)),
-    *(("update", nth) for nth in (40, 60, 90)),
+    *(("update", nth) for nth in (25, 32, 40)),
     ("step", 24),
     ("step", 31),
     ("record", 3),
 )
 FROM_OUTSIDE = 4
-QUICK = (("save", 2), ("sample", 20), ("update", 60))
+QUICK = (("save", 2), ("sample", 20), ("update", 30))
 
 
 def fingerprint(folder: Path) -> dict[str, Any]:
