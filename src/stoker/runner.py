@@ -12,7 +12,7 @@ from stoker.config.schema import RunConfig
 from stoker.engine import checkpoint
 from stoker.engine.resume import restore
 from stoker.errors import CheckpointError, ConfigError, RunError
-from stoker.record import environment
+from stoker.record import environment, read
 from stoker.record.disk import when_full, write_text
 from stoker.record.progress import Mode
 from stoker.report.curves import held_out_summary, learning_curve
@@ -139,8 +139,9 @@ def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
     policy = found[0][1] / "policy" if found else None
     lines = [f"{run.config.name} {ending}, at step {state.step}"]
     try:
-        write_text(folder / "curve.svg", learning_curve(folder))
-        lines += [*held_out_summary(folder), f"picture: {folder / 'curve.svg'}"]
+        recorded = read.Run.load(folder)
+        write_text(folder / "curve.svg", learning_curve(recorded))
+        lines += [*held_out_summary(recorded), f"picture: {folder / 'curve.svg'}"]
     except RunError as error:  # a damaged record must not turn a trained model into a failure
         run.display.warn(f"no picture of the run: {error}")
     lines.append(f"run folder: {folder}")

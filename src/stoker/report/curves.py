@@ -1,6 +1,4 @@
-"""Pictures of a run, from its folder alone."""
-
-from pathlib import Path
+"""A run at a glance, from its record alone: the picture and the held-out answers told apart."""
 
 from stoker.record.curve import Panel, Series, smooth, svg
 from stoker.record.read import Run
@@ -10,10 +8,8 @@ __all__ = ["held_out_summary", "learning_curve"]
 COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea")
 
 
-def learning_curve(folder: Path) -> str:
+def learning_curve(run: Run) -> str:
     """Held-out accuracy with its standard error, the training reward, and the length of answers, by step; an SVG."""
-    run = Run.load(folder)
-    sets = sorted({key.split("/")[1] for record in run.metrics for key in record if key.startswith("eval/")})
     accuracy = [
         Series(
             name,
@@ -22,7 +18,7 @@ def learning_curve(folder: Path) -> str:
             errors=[error for _, error in run.series(f"eval/{name}/accuracy_error")],
             markers=True,
         )
-        for i, name in enumerate(sets)
+        for i, name in enumerate(_held_out_sets(run))
     ]
     rewards = run.series("reward/mean")
     reward = [
@@ -37,14 +33,13 @@ def learning_curve(folder: Path) -> str:
     ]
     hours = sum(run.seconds_by_phase().values()) / 3600
     steps = max((record["step"] for record in run.metrics), default=0)
-    return svg(folder.name, panels, subtitle=f"{steps} steps, {hours:.2f} device-hours")
+    return svg(run.path.name, panels, subtitle=f"{steps} steps, {hours:.2f} device-hours")
 
 
-def held_out_summary(folder: Path) -> list[str]:
+def held_out_summary(run: Run) -> list[str]:
     """Right, wrong, unparsed and truncated answers to each held-out set, at the first and the last evaluation."""
-    run = Run.load(folder)
     lines = []
-    for name in sorted({key.split("/")[1] for record in run.metrics for key in record if key.startswith("eval/")}):
+    for name in _held_out_sets(run):
         seen = [record for record in run.metrics if f"eval/{name}/accuracy" in record]
         shares = [
             f"{label} {seen[0][key]:.1%} -> {seen[-1][key]:.1%}"
@@ -57,3 +52,7 @@ def held_out_summary(folder: Path) -> list[str]:
         ]
         lines.append(f"held-out answers ({name}): {', '.join(shares)}")
     return lines
+
+
+def _held_out_sets(run: Run) -> list[str]:
+    return sorted({key.split("/")[1] for record in run.metrics for key in record if key.startswith("eval/")})
