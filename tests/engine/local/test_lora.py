@@ -509,7 +509,9 @@ def test_other_adapters_are_refused(tmp_path: Path, make_lora_learner: Make, mor
     base = saved_base(tmp_path)
     make_lora_learner(load(base), base).save(tmp_path / "step_1")
     settings = tmp_path / "step_1" / "policy" / "adapter_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | more))
+    saved = json.loads(settings.read_text())
+    kept = {"base_model_name_or_path": saved["base_model_name_or_path"]} if "peft_type" in more else saved
+    settings.write_text(json.dumps(kept | more))
     with pytest.raises(ModelError, match=said):
         load(settings.parent)
 
