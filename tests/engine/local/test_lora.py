@@ -365,7 +365,8 @@ def test_adapter_policy_loads_with_peft_with_transformers_and_here(
     with torch.no_grad():
         expected = learner._model(input_ids=ids).logits
         for how in (AutoPeftModelForCausalLM.from_pretrained, AutoModelForCausalLM.from_pretrained):
-            assert torch.equal(how(str(policy))(input_ids=ids).logits, expected), how
+            found = how(str(policy))(input_ids=ids).logits  # peft's own forward adds in another order
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(load(policy)(input_ids=ids).logits, expected)
     assert load_tokenizer(Model(path=str(policy))).eos_token is not None
 

@@ -23,12 +23,15 @@ try:
     from peft.tuners.lora import Linear as AdaptedLinear
 
     from stoker.engine.local.adapters import ADAPTER, Adapters, layers_of
+    from stoker.engine.local.lora_linear import LeanLinear
 except ImportError as error:
     raise ModelError(f"LoRA adapters need peft, which isn't there ({error}): pip install 'stoker[lora]'") from error
 
 __all__ = ["attach_saved", "prepare", "trained_parameters"]
 
 _PROBE_TOKENS = 32
+_MAPS = (nn.Linear, Conv1D)
+"""These alone, not what derives from them: `LeanLinear` computes W x + b without calling the map."""
 
 
 def prepare(model: PreTrainedModel, settings: schema.Lora, base: str, seed: int) -> Adapters:
@@ -59,6 +62,7 @@ def prepare(model: PreTrainedModel, settings: schema.Lora, base: str, seed: int)
                 f"peft takes {', '.join(sorted(lost))} of {type(model).__name__} for its experts' joint tensors, which "
                 f"stoker gives no adapters: {_hint(adapted)}"
             )
+        _make_lean(model)
     adapters = Adapters(model, settings)
     model.requires_grad_(False)
     for parameter in adapters.parameters.values():
@@ -85,8 +89,14 @@ def attach_saved(model: PreTrainedModel, folder: Path) -> None:
     except (RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path} doesn't fit {type(model).__name__}: {str(error).splitlines()[0]}") from error
     missing = [name for name in result.missing_keys if ".lora_" in name]
+    _make_lean(model)
     if strange := [*missing, *result.unexpected_keys]:
         raise ModelError(f"{path} doesn't fit {type(model).__name__}: {strange[0]} (and {len(strange) - 1} more)")
+
+
+def _make_lean(model: PreTrainedModel) -> None:
+    for layer in layers_of(model).values():
+        layer.__class__ = LeanLinear
 
 
 def trained_parameters(model: PreTrainedModel, settings: schema.Lora) -> int:
@@ -110,7 +120,7 @@ def _linear_maps(model: PreTrainedModel) -> list[str]:
     head = model.get_output_embeddings()
     adapted = layers_of(model)
     inside = tuple(f"{name}." for name in adapted)  # base, A and B of an adapted map
-    plain = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    plain = [n for n, m in model.named_modules() if type(m) in _MAPS and m is not head]
     return [*adapted, *(name for name in plain if not name.startswith(inside))]
 
 
@@ -146,7 +156,8 @@ def _require_plain(model: PreTrainedModel, config: LoraConfig, folder: Path) -> 
     if config.modules_to_save or config.trainable_token_indices:
         raise ModelError(f"{folder} has whole modules or tokens beside its adapters: merge it with peft, and load that")
     for name, layer in layers_of(model).items():
-        if type(layer) is not AdaptedLinear or layer.lora_variant or layer.lora_bias[ADAPTER]:
+        plain = type(layer) is AdaptedLinear and type(layer.get_base_layer()) in _MAPS
+        if not plain or layer.lora_variant or layer.lora_bias[ADAPTER]:
             raise ModelError(
                 f"{folder} has more than plain LoRA on linear maps at {name} (DoRA, a bias, embeddings, experts' "
                 "tensors): merge it into its base with peft, and load that"
