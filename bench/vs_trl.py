@@ -1,8 +1,9 @@
 """One GRPO step of stoker beside one of TRL: the same model, prompts, reward and sizes, in alternating processes.
 
-64 samples a step (8 prompts x 8), KL leash 0.04, temperature 1. TRL runs its defaults (its own generation,
-fp32 weights under bf16 autocast); stoker runs bf16 compute weights with an fp32 master. The first step of
-each process is left out. Ratios are stoker over TRL; memory is the process's peak.
+64 samples a step (8 prompts x 8), up to 64 new tokens, KL leash 0.04 by k3, temperature 1. Both compute in the
+dtype this machine is fastest in; TRL with its own generation, all 64 samples in one micro-batch and no
+gradient checkpointing (its fastest setting that was found), fp32 weights, under autocast where that dtype is
+bfloat16. The first step of each process is left out. Ratios are stoker over TRL; memory is the process's peak.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from stoker.record.memory import peak_resident_bytes
 
 MODEL = ROOT / "models" / "smollm2-135m-instruct"
 RUN_FILE = ROOT / "examples" / "smollm2_arithmetic.toml"
-PROMPTS, SAMPLES, NEW_TOKENS, RATE = 8, 8, 32, 1e-5
+PROMPTS, SAMPLES, NEW_TOKENS, RATE = 8, 8, 64, 1e-5
 
 
 def ours(steps: int, folder: Path) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def ours(steps: int, folder: Path) -> dict[str, Any]:
         f"sampling.max_new_tokens={NEW_TOKENS}",
         "sampling.temperature=1.0",
         "kl.coefficient=0.04",
+        "kl.estimator=k3",
         f"optimizer.learning_rate={RATE}",
         "validation.holdout=0",
         "validation.sets=[]",
@@ -52,11 +54,13 @@ def ours(steps: int, folder: Path) -> dict[str, Any]:
 
 
 def theirs(steps: int, folder: Path) -> dict[str, Any]:
+    import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     from stoker.config import load as config_load
+    from stoker.engine.local.dtype import fastest_dtype
     from stoker.rl import rewards
     from stoker.rl.tasks import read_rows
     from stoker.rl.types import Prompt, Sample, SamplingParams
@@ -96,8 +100,9 @@ def theirs(steps: int, folder: Path) -> dict[str, Any]:
     clock = Clock()
     settings = GRPOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=SAMPLES,
-        gradient_accumulation_steps=PROMPTS,
+        per_device_train_batch_size=PROMPTS * SAMPLES,
+        bf16=fastest_dtype(torch.device("cpu")) == "bfloat16",
+        gradient_checkpointing=False,
         num_generations=SAMPLES,
         max_completion_length=NEW_TOKENS,
         beta=0.04,

@@ -78,7 +78,7 @@ learning_rate = 1e-3
     return f"""\
 [model]
 path = {_text(answers.model)}  # folder, GGUF file or Hugging Face name
-dtype = "bfloat16"  # compute weights; the optimizer keeps an fp32 master copy
+dtype = "auto"  # of the compute weights: bfloat16 where this machine is faster in it, else float32
 """
 
 
