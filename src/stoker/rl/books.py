@@ -10,7 +10,7 @@ import numpy as np
 from stoker.errors import RunError
 from stoker.rl import alarms
 from stoker.rl.advantages import deviation
-from stoker.rl.batches import mean_sequence_kl
+from stoker.rl.batches import counted_tokens, mean_sequence_kl
 from stoker.rl.interrupt import Interrupted
 from stoker.rl.run import Run
 from stoker.rl.sampling import sample_record
@@ -109,12 +109,11 @@ class Books:
             groups, mask_truncated=algorithm.mask_truncated, bootstrap_truncated=algorithm.bootstrap_truncated
         )
         self._record |= {f"sample/left_{reason}": float(count) for reason, count in left.items()}
-        kept = [row for row in rows if row.mask.any()]
-        self._record["batch/samples"] = float(len(kept))
-        self._record["batch/tokens"] = float(sum(int(row.mask.sum()) for row in kept))
-        if kept and kept[0].reference_logprobs is not None:
-            kl = mean_sequence_kl(rows)
-            assert kl is not None
+        tokens = counted_tokens(rows)
+        self._record["batch/samples"] = float((tokens > 0).sum())
+        self._record["batch/tokens"] = float(tokens.sum())
+        kl = mean_sequence_kl(rows) if all(row.reference_logprobs is not None for row in rows) else None
+        if kl is not None:
             self._record |= {"kl/sequence": kl, "kl/coefficient": run.state.kl.coefficient}
         every = run.config.record.samples_every_steps
         extras = {extra["id"]: extra for extra in run.reward.extras()}

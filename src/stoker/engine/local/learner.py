@@ -162,25 +162,16 @@ class LocalLearner:
 
     def _terms(self, role: Role, micro: Microbatch) -> tuple[Terms, Tensor]:
         """What the losses see, and the loss weights, all (B, T)."""
-
-        def column(name: str) -> Tensor | None:
-            values = [getattr(row, name) for row in micro.rows]
-            if any(value is None for value in values):
-                return None
-            padded = np.zeros(micro.shape, dtype=values[0].dtype)
-            for line, value in zip(padded, values, strict=True):
-                line[: len(value)] = value
-            return torch.from_numpy(padded).to(self._model.device)
-
-        mask, weights = column("mask"), column("weights")
+        mask, weights = micro.column("mask"), micro.column("weights")
         assert mask is not None
         assert weights is not None
         if role == "critic" and self._critic is not None:
             values = micro.spread(self._critic(micro))
-            return Terms(mask, values=values, old_values=column("old_values"), returns=column("returns")), weights
+            old, returns = micro.column("old_values"), micro.column("returns")
+            return Terms(mask, values=values, old_values=old, returns=returns), weights
         scores = self._policy(micro)
         given = ("old_logprobs", "sampler_logprobs", "reference_logprobs", "advantages")
-        known = {name: column(name) for name in given}
+        known = {name: micro.column(name) for name in given}
         return Terms(mask, micro.spread(scores.logprobs), micro.spread(scores.entropy), **known), weights
 
     def _sharing_width(self, role: Role) -> int:
@@ -190,8 +181,10 @@ class LocalLearner:
 
     def _grad_scale(self, rows: Sequence[TrainRow]) -> float:
         """float16 can't hold the gradient of a loss over thousands of tokens: lift a token's weight to about 1."""
+        if self._model.dtype != torch.float16:
+            return 1.0
         largest = max((float(np.abs(row.weights).max(initial=0)) for row in rows), default=0.0)
-        return 2.0 ** -round(math.log2(largest)) if self._model.dtype == torch.float16 and largest else 1.0
+        return 2.0 ** -round(math.log2(largest)) if largest else 1.0
 
     def _reason_to_refuse(self, norms: Mapping[Role, float]) -> str:
         """Policy and critic step together or not at all."""
