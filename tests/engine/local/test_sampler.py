@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from stoker.engine.local.sampler import LocalSampler, next_wave
+from stoker.engine.local.drawing import next_wave
+from stoker.engine.local.sampler import LocalSampler
 from stoker.errors import ModelError, RunError
 from stoker.rl.types import Prompt, Request, Sample, SamplingParams
 
