@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.rl.advantages import gae, group_relative, reward_to_go, token_rewards, whiten
+from stoker.rl.advantages import gae, reward_to_go, sample_advantages, token_rewards, whiten
 
 NAN = float("nan")
 
@@ -13,7 +13,19 @@ def mask_of(*rows: str) -> np.ndarray:
     return np.array([[c == "x" for c in row] for row in rows])
 
 
-# --- group-relative -----------------------------------------------------------------------------------
+# --- of samples ---------------------------------------------------------------------------------------
+
+
+def padded(groups) -> np.ndarray:
+    """(G, n) with NaN for None and for samples that a group doesn't have."""
+    width = max((len(group) for group in groups), default=0)
+    return np.array([[NAN if r is None else r for r in [*group, *[None] * (width - len(group))]] for group in groups])
+
+
+def group_relative(groups, scale="group", name="group", greedy=None) -> list[np.ndarray]:
+    """By group, without what pads it."""
+    found = sample_advantages(padded(groups).reshape(len(groups), -1), greedy, name=name, scale=scale)
+    return [line[: len(group)] for line, group in zip(found, groups, strict=True)]
 
 
 def test_group_relative_by_hand():

@@ -330,9 +330,9 @@ def leashed(rows, d: float) -> list[TrainRow]:
 def test_kl_penalty_of_groups_by_hand():
     group = make_group("a:0", [1, 0], [1, 3])
     rows = leashed(rows_from_groups([group]), 0.2)
-    by_token = group_advantages(rows, [group], "none", KlPenalty(0.5, "token"))
+    by_token = group_advantages(rows, [group], "group", "none", KlPenalty(0.5, "token"))
     np.testing.assert_allclose(by_token[1].advantages, [-0.5 - 0.3, -0.5 - 0.2, -0.5 - 0.1], rtol=1e-5)
-    by_sequence = group_advantages(rows, [group], "none", KlPenalty(0.5, "sequence"))
+    by_sequence = group_advantages(rows, [group], "group", "none", KlPenalty(0.5, "sequence"))
     np.testing.assert_allclose(by_sequence[0].advantages, [(0.9 + 0.3) / 2], rtol=1e-5)  # 1 - .1 against 0 - .3
     np.testing.assert_allclose(by_sequence[1].advantages, [-0.6] * 3, rtol=1e-5)
 
@@ -377,7 +377,7 @@ def test_bootstrapping_without_a_critic_is_refused():
 def test_ppo_whitens_over_counted_tokens_of_the_step_and_keeps_returns():
     algorithm = schema.Algorithm(name="ppo", gae_lambda=1.0)
     groups = [make_group("a:0", [1.0, 0.0, None], [2, 3, 4]), make_group("a:1", [0.25], [0])]
-    plain = with_advantages(valued(groups, 0.5), groups, algorithm.model_copy(update={"whiten_advantages": False}))
+    plain = with_advantages(valued(groups, 0.5), groups, algorithm.model_copy(update={"advantage_scale": "none"}))
     white = with_advantages(valued(groups, 0.5), groups, algorithm)
     counted = np.concatenate([row.advantages[row.mask] for row in white])
     assert counted.mean() == pytest.approx(0, abs=1e-6) and counted.std(ddof=1) == pytest.approx(1)
@@ -391,7 +391,7 @@ def test_grpo_takes_its_scale_from_the_run_file():
     rows = rows_from_groups(GROUPS)
     for scale in ("group", "batch", "none"):
         found = with_advantages(rows, GROUPS, schema.Algorithm(advantage_scale=scale))
-        for a, b in zip(found, group_advantages(rows, GROUPS, scale), strict=True):
+        for a, b in zip(found, group_advantages(rows, GROUPS, scale=scale), strict=True):
             np.testing.assert_array_equal(a.advantages, b.advantages)
 
 
