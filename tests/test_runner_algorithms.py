@@ -112,11 +112,11 @@ def test_dynamic_sampling_keeps_what_was_paid_for_in_the_books(make_config: Call
 
 
 def test_a_resume_with_dynamic_sampling_is_the_run_never_stopped(make_config: Callable[..., RunConfig]) -> None:
-    """52 training rows, up to 24 prompts a step: the second step already crosses the epoch's end."""
-    whole = quiet(make_config("name=whole", "stop.steps=5", *DYNAMIC))
-    for cut in (1, 2, 4):
+    """52 training rows, up to 24 prompts a step: so the run crosses an epoch's end."""
+    whole = quiet(make_config("name=whole", "stop.steps=4", *DYNAMIC))
+    for cut in (1, 3):
         quiet(make_config(f"name=cut{cut}", f"stop.steps={cut}", *DYNAMIC))
-        resumed = quiet(make_config(f"name=cut{cut}", "stop.steps=5", *DYNAMIC), resume=True)
+        resumed = quiet(make_config(f"name=cut{cut}", "stop.steps=4", *DYNAMIC), resume=True)
         found, expected = comparable(resumed.folder), comparable(whole.folder)
         del found[cut], expected[cut]  # the first part evaluated at its end
         assert found == expected

@@ -126,11 +126,11 @@ def group_advantages(
             raise RunError(f"sample {row.sample_id} stays without a reward: bootstrap_truncated needs a critic (ppo)")
         return scored.reward - by_sequence * _sequence_kl(row) if by_sequence else scored.reward
 
-    def advantages(row: TrainRow, of_sample: float) -> NDArray[Any]:
+    def advantaged(row: TrainRow, of_sample: np.float64) -> TrainRow:
         if not by_token:
-            return np.full(row.mask.shape, of_sample)
+            return replace(row, advantages=row.mask * np.float32(of_sample))
         charges = token_rewards(0.0, _log_ratio(row), row.mask, kl_coefficient=by_token)
-        return of_sample + reward_to_go(charges, row.mask)
+        return _advantaged(row, of_sample + reward_to_go(charges, row.mask))
 
     paired = _paired(rows, groups)
     rewards = np.full((len(groups), max((len(pairs) for pairs in paired), default=0)), np.nan)
@@ -138,7 +138,7 @@ def group_advantages(
         line[: len(pairs)] = [reward(*pair) for pair in pairs]
     by_group = sample_advantages(rewards, _greedy_rewards(groups), name=estimator, scale=scale)
     of_samples = chain(*(line[: len(pairs)] for line, pairs in zip(by_group, paired, strict=True)))
-    return [_advantaged(row, advantages(row, one)) for row, one in zip(rows, of_samples, strict=True)]
+    return [advantaged(row, one) for row, one in zip(rows, of_samples, strict=True)]
 
 
 def gae_advantages(

@@ -44,12 +44,12 @@ class Rollout:
     def add(self, groups: Sequence[Group]) -> None:
         """The answered prompts of one draw."""
         groups = set_greedy_apart(groups) if self.algorithm.needs_greedy else groups
-        judged = zip(groups, with_spread(groups, self.algorithm), strict=True)
-        share = self.algorithm.overlong_share
-        for group, spread in judged:
-            stays = spread or self.algorithm.dynamic_sampling_draws == 1
-            shaped = _shaped(group, int(share * self.max_new_tokens), self.max_new_tokens) if share else group
-            (self.groups if stays else self.discarded).append(shaped)
+        dynamic = self.algorithm.dynamic_sampling_draws > 1
+        stay = with_spread(groups, self.algorithm) if dynamic else [True] * len(groups)
+        if cache := int(self.algorithm.overlong_share * self.max_new_tokens):
+            groups = [_shaped(group, cache, self.max_new_tokens) for group in groups]
+        self.groups += [group for group, stays in zip(groups, stay, strict=True) if stays]
+        self.discarded += [group for group, stays in zip(groups, stay, strict=True) if not stays]
 
     @property
     def drawn(self) -> list[Group]:
