@@ -37,11 +37,12 @@ def init(
         str | None, typer.Option(help="JSONL, parquet, CSV, dataset name, or generator pkg.mod:fn.")
     ] = None,
     reward: Annotated[str | None, typer.Option(help="`math`, `exact`, or your function: file.py:fn.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="`grpo` or `ppo`.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="`grpo`, `ppo` or another (docs/algorithms.md).")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; defaults for what no option gives.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a commented run file; asks for what the options leave open."""
+    from stoker.config.algorithm import RECIPES
     from stoker.config.init import Answers, name_of, template
 
     if path.exists() and not force:
@@ -52,13 +53,13 @@ def init(
         "model": "Model (folder, GGUF file, Hugging Face name)",
         "data": "Data (JSONL, parquet, CSV, dataset name, pkg.mod:fn)",
         "reward": "Reward (math, exact, or file.py:fn)",
-        "algorithm": "Algorithm (grpo, ppo)",
+        "algorithm": f"Algorithm ({', '.join(RECIPES)})",
     }
     for key, question in questions.items():
         if given[key] is None:
             given[key] = getattr(default, key) if yes else typer.prompt(question, default=getattr(default, key))
-    if given["algorithm"] not in ("grpo", "ppo"):
-        fail(f"algorithm {given['algorithm']!r} is not known: grpo or ppo")
+    if given["algorithm"] not in RECIPES:
+        fail(f"algorithm {given['algorithm']!r} is not known: {', '.join(RECIPES)}")
     answers = Answers(name=name_of(path.name), **given)  # type: ignore[arg-type]
     try:
         path.write_text(template(answers), encoding="utf-8")
@@ -116,6 +117,7 @@ def train(
 
 def _dry_run(config: Any, as_json: bool) -> None:
     from stoker.batch.plan import make, render
+    from stoker.config.algorithm import describe
     from stoker.config.load import to_toml
 
     plan = make(config)
@@ -123,6 +125,7 @@ def _dry_run(config: Any, as_json: bool) -> None:
         typer.echo(json.dumps({"config": config.model_dump(mode="json"), "batch_plan": json.loads(plan.to_json())}))
     else:
         typer.echo(to_toml(config))
+        typer.echo(f"{describe(config.algorithm)}\n")
         typer.echo(render(plan))
 
 

@@ -25,7 +25,7 @@ from stoker.record.disk import Patience, write_json, write_text
 from stoker.record.folder import RunFolder
 from stoker.record.progress import Mode, Progress
 from stoker.record.write import Recorder
-from stoker.rl import rewards, tasks
+from stoker.rl import advantages, losses, rewards, tasks
 from stoker.rl.interrupt import Interrupt
 from stoker.rl.kl import KlState
 from stoker.rl.run import Run
@@ -69,7 +69,10 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
         source = source.model_copy(update={"path": str(policy_folder(Path(config.start_from))), "from_scratch": False})
     attempt.display.phase("setup")
     torch.manual_seed(config.seed)  # a model's own code may draw; stoker's draws don't use torch's generator
-    suite = rewards.build(config.rewards)  # its faults show before a model loads
+    if not config.algorithm.needs_critic:
+        advantages.estimator(config.algorithm.advantage)
+    losses.surrogate(config.algorithm.loss)
+    suite = rewards.build(config.rewards)  # its faults, too, show before a model loads
     attempt.closing.callback(suite.close)
     tokenizer = load_tokenizer(source)
     data = tasks.load(config, tokenizer, rows)

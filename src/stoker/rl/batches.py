@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.config import schema
+from stoker.config.algorithm import LOSSES as BUILT_IN_LOSSES
 from stoker.errors import RunError
 from stoker.rl import ragged
-from stoker.rl.advantages import Scale, gae, group_relative, reward_to_go, token_rewards, whiten
+from stoker.rl.advantages import Scale, gae, reward_to_go, sample_advantages, token_rewards, whiten
 from stoker.rl.select import model_mask, reason_to_leave
 from stoker.rl.types import Bools, Floats, Group, Objective, Sample, Scored, TrainBatch, TrainRow
 
@@ -39,7 +40,7 @@ __all__ = [
     "with_scores",
 ]
 
-Weighting = Literal["token", "sample", "fixed"]
+Weighting = Literal["token", "sample", "prompt", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -103,20 +104,25 @@ def with_scores(
 def with_advantages(
     rows: Sequence[TrainRow], groups: Sequence[Group], algorithm: schema.Algorithm, penalty: KlPenalty = NO_PENALTY
 ) -> list[TrainRow]:
-    """The rows with the advantages (and for PPO the returns) that the run file asks for."""
-    if algorithm.name == "grpo":
-        return group_advantages(rows, groups, algorithm.advantage_scale, penalty)
-    rows = gae_advantages(rows, groups, gamma=algorithm.gamma, lam=algorithm.gae_lambda, penalty=penalty)
-    return _whitened(rows) if algorithm.whiten_advantages else rows
+    """The rows with the advantages (and with a critic the returns) that the run file asks for."""
+    if algorithm.needs_critic:
+        rows = gae_advantages(rows, groups, gamma=algorithm.gamma, lam=algorithm.gae_lambda, penalty=penalty)
+    else:
+        rows = group_advantages(rows, groups, algorithm.advantage, algorithm.advantage_scale, penalty)
+    return _whitened(rows) if algorithm.advantage_scale == "whiten" else list(rows)
 
 
 def group_advantages(
-    rows: Sequence[TrainRow], groups: Sequence[Group], scale: Scale = "group", penalty: KlPenalty = NO_PENALTY
+    rows: Sequence[TrainRow],
+    groups: Sequence[Group],
+    estimator: str = "group",
+    scale: Scale = "group",
+    penalty: KlPenalty = NO_PENALTY,
 ) -> list[TrainRow]:
-    """Every token gets its sample's group-relative reward.
+    """Every token gets its sample's advantage.
 
-    A sequence-level penalty is part of that reward. A token-level one is charged to the tokens that could
-    still avoid it, as reward-to-go, and not scaled by the group's std: like the KL as a loss.
+    A sequence-level penalty is part of the sample's reward. A token-level one is charged to the tokens that
+    could still avoid it, as reward-to-go, and not scaled by the group's std: like the KL as a loss.
     """
     by_sequence = penalty.coefficient if penalty.level == "sequence" else 0.0
     by_token = penalty.coefficient if penalty.level == "token" else 0.0
@@ -124,9 +130,9 @@ def group_advantages(
     counted = counted_tokens(rows).tolist()
     charges = (by_sequence * _sequence_kls(rows)).tolist() if by_sequence else [0.0] * len(rows)
 
-    def reward(row: TrainRow, scored: Scored, tokens: int, charge: float) -> float | None:
+    def reward(row: TrainRow, scored: Scored, tokens: int, charge: float) -> float:
         if not tokens:
-            return None
+            return np.nan
         if scored.reward is None:
             raise RunError(f"sample {row.sample_id} stays without a reward: bootstrap_truncated needs a critic (ppo)")
         return scored.reward - charge
@@ -135,10 +141,13 @@ def group_advantages(
         return reward_to_go(token_rewards(0.0, _log_ratio(row), row.mask, kl_coefficient=by_token), row.mask)
 
     of_row = iter(zip(counted, charges, strict=True))
-    by_group = group_relative(
-        [[reward(*pair, *next(of_row)) for pair in group] for group in _paired(rows, groups)], scale
-    )
-    advantages = np.repeat(ragged.joined(by_group, np.float64), ragged.lengths([row.mask for row in rows]))
+    paired = _paired(rows, groups)
+    rewards = np.full((len(groups), max((len(pairs) for pairs in paired), default=0)), np.nan)
+    for line, pairs in zip(rewards, paired, strict=True):
+        line[: len(pairs)] = [reward(*pair, *next(of_row)) for pair in pairs]
+    by_group = sample_advantages(rewards, _greedy_rewards(groups), name=estimator, scale=scale)
+    of_samples = [line[: len(pairs)] for line, pairs in zip(by_group, paired, strict=True)]
+    advantages = np.repeat(ragged.joined(of_samples, np.float64), ragged.lengths([row.mask for row in rows]))
     if by_token:
         advantages += ragged.joined([to_go(row) for row in rows], np.float64)
     return _advantaged(rows, advantages)
@@ -213,19 +222,25 @@ def updates(
 def weigh(rows: Sequence[TrainRow], weighting: Weighting, max_new_tokens: int) -> list[TrainRow]:
     """The rows of one update with the loss weights that share its one denominator.
 
-    token: all counted tokens. sample: samples x own tokens (a mean of means). fixed: samples x
-    max_new_tokens (Liu et al. 2025, arXiv 2503.20783). Rows without an advantage count; rows that left don't.
+    token: all counted tokens. sample: samples x own tokens (a mean of means). prompt: prompts x tokens of the
+    prompt's samples. fixed: samples x max_new_tokens (Liu et al. 2025, arXiv 2503.20783). Rows without an
+    advantage count; rows that left don't.
     """
     tokens = counted_tokens(rows)
-    samples = max(int((tokens > 0).sum()), 1)
-    denominators = {
-        "token": np.full(len(rows), max(int(tokens.sum()), 1)),
-        "sample": samples * np.maximum(tokens, 1),
-        "fixed": np.full(len(rows), samples * max_new_tokens),
-    }[weighting]
+    samples = np.count_nonzero(tokens)
+    if weighting == "prompt":
+        _, prompt_of = np.unique([_prompt_id(row) for row in rows], return_inverse=True)
+        of_prompt = np.bincount(prompt_of, weights=tokens)
+        denominators = np.count_nonzero(of_prompt) * of_prompt[prompt_of]
+    else:
+        denominators = {
+            "token": np.full(len(rows), tokens.sum()),
+            "sample": samples * tokens,
+            "fixed": np.full(len(rows), samples * max_new_tokens),
+        }[weighting]
     lengths = ragged.lengths([row.mask for row in rows])
     masks = ragged.joined([row.mask for row in rows], np.bool_)
-    weights = masks.astype(np.float32) / np.repeat(denominators.astype(np.float32), lengths)
+    weights = masks.astype(np.float32) / np.repeat(np.maximum(denominators, 1).astype(np.float32), lengths)
     return [replace(row, weights=own) for row, own in zip(rows, ragged.split(weights, lengths), strict=True)]
 
 
@@ -233,8 +248,10 @@ def skippable(row: TrainRow, objective: Objective) -> bool:
     """True where no gradient can come from the row, so that its forward may be saved."""
     if not row.mask.any():
         return True
+    if objective.loss != "policy" or objective.surrogate not in BUILT_IN_LOSSES:  # a user's may do as it likes
+        return False
     leashed = objective.kl_coefficient != 0 or objective.entropy_coefficient != 0
-    return objective.loss == "policy" and not leashed and not row.advantages[row.mask].any()
+    return not leashed and not row.advantages[row.mask].any()
 
 
 def _paired(rows: Sequence[TrainRow], groups: Sequence[Group]) -> list[list[tuple[TrainRow, Scored]]]:
@@ -244,6 +261,14 @@ def _paired(rows: Sequence[TrainRow], groups: Sequence[Group]) -> list[list[tupl
         raise RunError("rows and groups differ in samples: pass all rows of rows_from_groups(groups), in their order")
     rest = iter(rows)
     return [[(next(rest), scored) for scored in group.scored] for group in groups]
+
+
+def _greedy_rewards(groups: Sequence[Group]) -> NDArray[Any] | None:
+    """(G,) of the greedy answers, NaN where one got none; None where none were drawn."""
+    if any(group.greedy is None for group in groups):
+        return None
+    rewards = [group.greedy.reward for group in groups if group.greedy is not None]
+    return np.array([np.nan if reward is None else reward for reward in rewards])
 
 
 def _log_ratio(row: TrainRow) -> Floats:
@@ -276,6 +301,10 @@ def _whitened(rows: Sequence[TrainRow]) -> list[TrainRow]:
 
 
 def _shuffled(rows: Sequence[TrainRow], seed: int, step: int, epoch: int) -> list[TrainRow]:
-    groups = [list(members) for _, members in groupby(rows, key=lambda row: row.sample_id.rpartition("/")[0])]
+    groups = [list(members) for _, members in groupby(rows, key=_prompt_id)]
     order = np.random.default_rng([seed % 2**64, step, epoch]).permutation(len(groups))
     return [row for index in order for row in groups[index]]
+
+
+def _prompt_id(row: TrainRow) -> str:
+    return row.sample_id.rpartition("/")[0]

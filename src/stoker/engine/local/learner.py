@@ -50,7 +50,7 @@ class LocalLearner:
         self._reference: ScoringModel | None = None
         if config.kl.coefficient and config.reference.path:
             self._set_reference(load_other(config, config.reference))
-        self._critic = start_critic(config, model) if config.algorithm.name == "ppo" else None
+        self._critic = start_critic(config, model) if config.algorithm.needs_critic else None
         if config.update.activation_checkpointing:
             for module in [model] if self._critic is None else [model, self._critic.trunk]:
                 checkpoint_activations(module)
