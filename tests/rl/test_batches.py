@@ -18,14 +18,12 @@ from stoker.rl.batches import (
     group_advantages,
     mean_sequence_kl,
     rows_from_groups,
-    skippable,
-    updates,
-    weigh,
     with_advantages,
     with_scores,
 )
 from stoker.rl.losses import Terms, evaluate
 from stoker.rl.types import Group, Objective, Prompt, Sample, SamplingParams, Scored, TrainBatch, TrainRow
+from stoker.rl.updates import skippable, updates, weigh
 
 EOS, VOCABULARY, MAX_NEW_TOKENS = 0, 11, 64
 POLICY = Objective("policy")

@@ -1,29 +1,27 @@
-"""From scored groups to the rows of each update.
+"""From scored groups to rows with advantages.
 
     rows = rows_from_groups(groups)               # who stays
     rows = with_scores(rows, old_values=...)      # what the engine says of them
     rows = with_advantages(rows, groups, ...)     # how good each token was
-    for batch in updates(rows, ...):              # what each optimizer step sees, weights included
 
 Every sample keeps its row from end to end, in the groups' order: one that leaves has an empty mask, so
 nothing is ever reshaped back into groups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stoker.config import schema
-from stoker.config.algorithm import LOSSES as BUILT_IN_LOSSES
 from stoker.errors import RunError
 from stoker.rl import ragged
 from stoker.rl.advantages import Scale, gae, reward_to_go, sample_advantages, token_rewards, whiten
 from stoker.rl.select import model_mask, reason_to_leave
-from stoker.rl.types import Bools, Floats, Group, Objective, Sample, Scored, TrainBatch, TrainRow
+from stoker.rl.types import Bools, Floats, Group, Sample, Scored, TrainRow
 
 __all__ = [
     "NO_PENALTY",
@@ -33,14 +31,9 @@ __all__ = [
     "group_advantages",
     "mean_sequence_kl",
     "rows_from_groups",
-    "skippable",
-    "updates",
-    "weigh",
     "with_advantages",
     "with_scores",
 ]
-
-Weighting = Literal["token", "sample", "prompt", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -197,63 +190,6 @@ def counted_tokens(rows: Sequence[TrainRow]) -> NDArray[np.int64]:
     return ragged.sums(masks, ragged.lengths([row.mask for row in rows])).astype(np.int64)
 
 
-def updates(
-    rows: Sequence[TrainRow],
-    *,
-    samples_per_update: int,
-    epochs: int,
-    weighting: Weighting,
-    max_new_tokens: int,
-    seed: int,
-    step: int,
-) -> Iterator[TrainBatch]:
-    """What each optimizer step of a rollout sees. samples_per_update = 0: all of it.
-
-    The first pass goes through the prompts as they came, later ones in an order drawn from (seed, step,
-    epoch). Groups move as wholes, so an update splits one only where samples_per_update makes it.
-    """
-    size = samples_per_update or max(len(rows), 1)
-    for epoch in range(epochs):
-        ordered = list(rows) if epoch == 0 else _shuffled(rows, seed, step, epoch)
-        for start in range(0, len(ordered), size):
-            yield TrainBatch(tuple(weigh(ordered[start : start + size], weighting, max_new_tokens)))
-
-
-def weigh(rows: Sequence[TrainRow], weighting: Weighting, max_new_tokens: int) -> list[TrainRow]:
-    """The rows of one update with the loss weights that share its one denominator.
-
-    token: all counted tokens. sample: samples x own tokens (a mean of means). prompt: prompts x tokens of the
-    prompt's samples. fixed: samples x max_new_tokens (Liu et al. 2025, arXiv 2503.20783). Rows without an
-    advantage count; rows that left don't.
-    """
-    tokens = counted_tokens(rows)
-    samples = np.count_nonzero(tokens)
-    if weighting == "prompt":
-        _, prompt_of = np.unique([_prompt_id(row) for row in rows], return_inverse=True)
-        of_prompt = np.bincount(prompt_of, weights=tokens)
-        denominators = np.count_nonzero(of_prompt) * of_prompt[prompt_of]
-    else:
-        denominators = {
-            "token": np.full(len(rows), tokens.sum()),
-            "sample": samples * tokens,
-            "fixed": np.full(len(rows), samples * max_new_tokens),
-        }[weighting]
-    lengths = ragged.lengths([row.mask for row in rows])
-    masks = ragged.joined([row.mask for row in rows], np.bool_)
-    weights = masks.astype(np.float32) / np.repeat(np.maximum(denominators, 1).astype(np.float32), lengths)
-    return [replace(row, weights=own) for row, own in zip(rows, ragged.split(weights, lengths), strict=True)]
-
-
-def skippable(row: TrainRow, objective: Objective) -> bool:
-    """True where no gradient can come from the row, so that its forward may be saved."""
-    if not row.mask.any():
-        return True
-    if objective.loss != "policy" or objective.surrogate not in BUILT_IN_LOSSES:  # a user's may do as it likes
-        return False
-    leashed = objective.kl_coefficient != 0 or objective.entropy_coefficient != 0
-    return not leashed and not row.advantages[row.mask].any()
-
-
 def _paired(rows: Sequence[TrainRow], groups: Sequence[Group]) -> list[list[tuple[TrainRow, Scored]]]:
     """Each group's rows beside its samples, by name: a dropped or moved row is an error, not a shift."""
     wanted = [scored.sample.id for group in groups for scored in group.scored]
@@ -298,13 +234,3 @@ def _whitened(rows: Sequence[TrainRow]) -> list[TrainRow]:
     """Advantages with zero mean and unit variance over the step's counted tokens."""
     masks = ragged.joined([row.mask for row in rows], np.bool_)
     return _advantaged(rows, whiten(ragged.joined([row.advantages for row in rows], np.float32), masks))
-
-
-def _shuffled(rows: Sequence[TrainRow], seed: int, step: int, epoch: int) -> list[TrainRow]:
-    groups = [list(members) for _, members in groupby(rows, key=_prompt_id)]
-    order = np.random.default_rng([seed % 2**64, step, epoch]).permutation(len(groups))
-    return [row for index in order for row in groups[index]]
-
-
-def _prompt_id(row: TrainRow) -> str:
-    return row.sample_id.rpartition("/")[0]

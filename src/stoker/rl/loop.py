@@ -4,11 +4,12 @@ Every name here is a port (sampler, learner, reward), a pure function, or the ru
 Timing, recovery and records live in the context managers; what they do is in `rl.books` and `rl.run`.
 """
 
-from stoker.rl.batches import rows_from_groups, updates, with_advantages
+from stoker.rl.batches import rows_from_groups, with_advantages
 from stoker.rl.books import step
 from stoker.rl.rollout import Rollout
 from stoker.rl.run import Run
 from stoker.rl.sampling import draw, draw_seed, greedy_params, groups_by_prompt, sampling_params
+from stoker.rl.updates import updates
 
 __all__ = ["train"]
 

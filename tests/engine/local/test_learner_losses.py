@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from stoker.config.algorithm import RECIPES, Algorithm
-from stoker.rl.batches import weigh
 from stoker.rl.losses import SURROGATES
 from stoker.rl.types import Objective, TrainBatch, TrainRow
+from stoker.rl.updates import weigh
 
 Make = Callable[..., Any]
 LONGEST = 16

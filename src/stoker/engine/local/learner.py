@@ -26,10 +26,10 @@ from stoker.engine.local.optim import MasterOptimizer, NormGuard, learning_rate
 from stoker.engine.local.tally import Tally
 from stoker.errors import ModelError, RunError
 from stoker.record.memory import peak_resident_bytes
-from stoker.rl.batches import skippable
 from stoker.rl.losses import Terms, evaluate
 from stoker.rl.ports import Metrics, Role
 from stoker.rl.types import Floats, Objective, TrainBatch, TrainRow
+from stoker.rl.updates import skippable
 
 __all__ = ["LocalLearner"]
 
