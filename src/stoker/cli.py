@@ -120,13 +120,19 @@ def _dry_run(config: Any, as_json: bool) -> None:
     from stoker.config.algorithm import describe
     from stoker.config.load import to_toml
 
-    plan = make(config)
+    plan, unknown = make(config), ""
+    if config.lora.rank:  # what adapters train hangs on the model's shape, which needs torch
+        from stoker.wiring import planned
+
+        plan, unknown = planned(config)
     if as_json:
         typer.echo(json.dumps({"config": config.model_dump(mode="json"), "batch_plan": json.loads(plan.to_json())}))
     else:
         typer.echo(to_toml(config))
         typer.echo(f"{describe(config.algorithm)}\n")
         typer.echo(render(plan))
+        if unknown:
+            typer.echo(f"trained parameters: not known yet: {unknown}")
 
 
 @app.command("eval")

@@ -12,13 +12,20 @@ import torch
 from stoker.batch import plan as batch_plan
 from stoker.config import load as config_load
 from stoker.config import secrets
-from stoker.config.schema import RunConfig
+from stoker.config.schema import Model, RunConfig
 from stoker.engine.checkpoint import policy_folder
 from stoker.engine.local.learner import LocalLearner
-from stoker.engine.local.load import count_parameters, load_model, load_tokenizer
+from stoker.engine.local.load import (
+    adapters_to_train,
+    count_parameters,
+    count_planned,
+    load_model,
+    load_tokenizer,
+)
 from stoker.engine.local.sampler import LocalSampler
 from stoker.engine.resume import RunCheckpoints
 from stoker.engine.trackers import open_trackers
+from stoker.errors import StokerError
 from stoker.record import environment
 from stoker.record.clock import Clock
 from stoker.record.disk import Patience, write_json, write_text
@@ -31,7 +38,7 @@ from stoker.rl.kl import KlState
 from stoker.rl.run import Run
 from stoker.rl.state import RunState
 
-__all__ = ["Attempt", "add_trackers", "answer_encoder", "build", "open_attempt"]
+__all__ = ["Attempt", "add_trackers", "answer_encoder", "build", "open_attempt", "planned", "policy_source"]
 
 
 @dataclass(frozen=True)
@@ -62,11 +69,26 @@ def open_attempt(config: RunConfig, *, resume: bool, mode: Mode) -> Iterator[Att
         yield Attempt(folder, recorder, clock, display, interrupt, stack)
 
 
+def policy_source(config: RunConfig) -> Model:
+    """What the policy is loaded from: start_from where there is one, else model.path."""
+    if not config.start_from:
+        return config.model
+    path = str(policy_folder(Path(config.start_from)))
+    return config.model.model_copy(update={"path": path, "from_scratch": False})
+
+
+def planned(config: RunConfig) -> tuple[batch_plan.BatchPlan, str]:
+    """The plan before anything is loaded, and why the model's size isn't in it, where it isn't."""
+    try:
+        total, trained = count_planned(config, policy_source(config).path)
+    except StokerError as error:
+        return batch_plan.make(config), str(error)
+    return batch_plan.make(config, total, trained), ""
+
+
 def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
     """The run at its very start: weights loaded, nothing sampled. Notes and warnings are said and recorded."""
-    source = config.model
-    if config.start_from:
-        source = source.model_copy(update={"path": str(policy_folder(Path(config.start_from))), "from_scratch": False})
+    source = policy_source(config)
     attempt.display.phase("setup")
     torch.manual_seed(config.seed)  # a model's own code may draw; stoker's draws don't use torch's generator
     if not config.algorithm.needs_critic:
@@ -77,8 +99,10 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
     tokenizer = load_tokenizer(source)
     data = tasks.load(config, tokenizer, rows)
     model = load_model(source, config.seed)
-    plan = batch_plan.make(config, count_parameters(model))
-    learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples)
+    parameters = count_parameters(model)
+    adapters = adapters_to_train(model, config, source.path)
+    plan = batch_plan.make(config, parameters, count_parameters(model, trained=True))
+    learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples, adapters=adapters)
     attempt.folder.require_free(learner.checkpoint_bytes(), "a checkpoint")
     sampler = LocalSampler(model, tokenizer, concurrent_samples=config.sampling.concurrent_samples)
     facts = environment.collect(device=str(model.device), threads=torch.get_num_threads())

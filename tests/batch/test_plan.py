@@ -190,6 +190,23 @@ def test_learning_rate_outside_the_range_of_the_size_warns() -> None:
     assert "learning_rate" not in warnings("optimizer.learning_rate=1e-2", "optimizer.name=sgd", parameters=seven)
 
 
+def test_adapters_stand_ten_times_the_rate_of_all_weights() -> None:
+    seven = 7_000_000_000
+    assert "under the 1e-05 to 5e-05 usual in RL for adapters (10 times that of all weights)" in warnings(
+        "lora.rank=16", "optimizer.learning_rate=5e-6", parameters=seven
+    )
+    assert "learning_rate" not in warnings("lora.rank=16", "optimizer.learning_rate=2e-5", parameters=seven)
+    assert "over the" in warnings("lora.rank=16", "optimizer.learning_rate=6e-5", parameters=seven)
+
+
+def test_trained_parameters_are_stated_where_known() -> None:
+    assert "trained parameters" not in str(plan.make(run()))
+    assert "of 1,000" in str(plan.make(run(), 1000, 1000))
+    adapted = str(plan.make(run("lora.rank=2"), 1000, 20))
+    assert "20" in adapted
+    assert "adapters (lora.rank) beside 1,000 frozen ones" in adapted
+
+
 def test_warm_start_examples_far_outside_fine_tuning_warn() -> None:
     assert "warm_start" not in warnings("warm_start.updates=5", "warm_start.examples_per_update=128")
     assert "warm_start.examples_per_update = 129" in warnings(

@@ -23,6 +23,7 @@ def test_equal_configs_have_no_changes() -> None:
         "algorithm.clip_high=0.3",
         "optimizer.name=sgd",
         "optimizer.learning_rate=1e-5",
+        "lora.rank=8",
         "validation.holdout=5",
         "rewards.0.weight=2",
     ],
@@ -45,6 +46,7 @@ def test_failure_30_changes_that_break_the_run(override: str) -> None:
         "update.tokens_per_microbatch=2048",
         "sampling.concurrent_samples=8",
         "model.threads=1",
+        "lora.checkpoint=merged",
         "rewards.0.timeout_s=1",
     ],
 )

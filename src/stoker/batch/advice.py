@@ -14,6 +14,9 @@ WARMUP = (0.02, 0.05)
 FINE_TUNING_EXAMPLES = (16, 32)
 """Usual global batch of supervised fine-tuning, in sequences; more than 4x outside is worth a word."""
 SPARSE_REWARD_LAMBDA = (0.95, 0.98)
+LORA_RATE = 10.0
+"""Adapters stand about ten times the learning rate of all weights, nearly whatever the rank, where alpha is a constant
+(Schulman et al. 2025, "LoRA Without Regret")."""
 _7B = 7e9
 _SMALLEST = 10**6
 """Models below a million parameters are not told apart."""
@@ -120,7 +123,7 @@ def _warmup(config: RunConfig) -> Iterator[str]:
 
 
 def _learning_rate(config: RunConfig, parameters: int | None) -> Iterator[str]:
-    """Only for AdamW: the ranges are of Adam's normalised steps."""
+    """Only for AdamW: the ranges are of Adam's normalised steps. `parameters`: with adapters, those of their base."""
     if config.optimizer.name != "adamw":
         return
     rate = config.optimizer.learning_rate
@@ -130,6 +133,12 @@ def _learning_rate(config: RunConfig, parameters: int | None) -> Iterator[str]:
     else:
         low, high = learning_rate_range(parameters)
         what = f"a model of {_size(parameters)} parameters"
+    if config.lora.rank:
+        low, high, what = (
+            low * LORA_RATE,
+            high * LORA_RATE,
+            f"adapters ({LORA_RATE:.0f} times that of all weights) of {what}",
+        )
     if rate < low:
         yield (
             f"optimizer.learning_rate = {rate:g}: under the {low:.1g} to {high:.1g} usual in RL for {what}; "

@@ -63,7 +63,9 @@ class BatchPlan:
     learning_rate: float
     """At the peak, after warm-up."""
     parameters: int | None
-    """The policy's, where known when the plan was made."""
+    """The policy's, where known when the plan was made; with adapters, those of their base."""
+    trained_parameters: int | None = None
+    """Those that the optimizer moves, where known: all, or the adapters'."""
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,7 +119,7 @@ IDENTITIES: Mapping[str, Callable[[BatchPlan], bool]] = {
 """What must hold between the numbers, whoever made the plan."""
 
 
-def make(config: RunConfig, parameters: int | None = None) -> BatchPlan:
+def make(config: RunConfig, parameters: int | None = None, trained_parameters: int | None = None) -> BatchPlan:
     """The plan of a run. `parameters`: the policy's size, once known; sharpens the learning-rate advice."""
     sampling, update = config.sampling, config.update
     samples_per_step = sampling.prompts_per_step * sampling.samples_per_prompt
@@ -149,6 +151,7 @@ def make(config: RunConfig, parameters: int | None = None) -> BatchPlan:
         warmup_updates=math.ceil(warmup_samples * updates_per_step / samples_per_step),
         learning_rate=config.optimizer.learning_rate,
         parameters=parameters,
+        trained_parameters=trained_parameters,
         warnings=tuple(advise(config, parameters)),
     )
 
@@ -250,10 +253,17 @@ def _update_rows(p: BatchPlan) -> tuple[Row, ...]:
 
 
 def _run_rows(p: BatchPlan) -> tuple[Row, ...]:
+    trained = p.trained_parameters
+    of = (
+        f"of {p.parameters:,}"
+        if trained == p.parameters
+        else f"adapters (lora.rank) beside {p.parameters:,} frozen ones"
+    )
     return (
         Row("steps", f"{p.steps:,}", "steps", "run", "stop.steps"),
         Row("total samples", f"{p.total_samples:,}", "samples", "run", f"{p.steps} x {p.samples_per_step}"),
         Row("total updates", f"{p.total_updates:,}", "updates", "run", f"{p.steps} x {p.updates_per_step}"),
         Row("warm-up", f"{p.warmup_samples:,}", "samples", "run", f"the first {p.warmup_updates} updates, linear"),
         Row("learning rate", f"{p.learning_rate:g}", "", "peak", "optimizer.learning_rate"),
+        *([] if trained is None else [Row("trained parameters", f"{trained:,}", "parameters", "policy", of)]),
     )

@@ -11,7 +11,7 @@ __all__ = ["Change", "diff"]
 
 _HARMLESS = re.compile(
     r"name|runs_dir|stop(\..*)?|record(\..*)?|checkpoint(\..*)?|validation(\.(?!holdout).*)?"
-    r"|model\.(device|threads)|sampling\.concurrent_samples"
+    r"|model\.(device|threads)|lora\.checkpoint|sampling\.concurrent_samples"
     r"|update\.(tokens_per_microbatch|logits_per_chunk|activation_checkpointing)"
     r"|rewards\.\d+\.(timeout_s|max_error_rate)"
 )

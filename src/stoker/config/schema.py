@@ -23,7 +23,7 @@ from stoker.config.base import (
     Section,
     Text,
 )
-from stoker.config.model import Model, Reference
+from stoker.config.model import Lora, Model, Reference
 from stoker.config.task import Source, Task, Validation, ValidationSet
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Critic",
     "Dtype",
     "Kl",
+    "Lora",
     "Model",
     "Optimizer",
     "Record",
@@ -209,6 +210,7 @@ class RunConfig(Section):
     start_from: str = ""
     """A checkpoint folder whose policy (and critic) weights replace model.path's."""
     model: Model = Model()
+    lora: Lora = Lora()
     reference: Reference = Reference()
     task: Task
     validation: Validation = Validation()
@@ -259,6 +261,8 @@ class RunConfig(Section):
             )
         if self.kl.adaptive and not self.kl.coefficient:
             raise ValueError("kl.adaptive = true has nothing to adapt at kl.coefficient = 0: set one above 0")
+        if conflict := self.lora.conflict(self.algorithm.needs_critic, self.model, self.reference, self.start_from):
+            raise ValueError(conflict)
         return self
 
     @property

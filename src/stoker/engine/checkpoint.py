@@ -135,10 +135,10 @@ def find(checkpoints: Path, say: Callable[[str], None] | None = None) -> Found |
 
 
 def policy_folder(path: Path) -> Path:
-    """The Hugging Face folder of a run, of one of its checkpoints, or the path itself."""
+    """The Hugging Face (or peft) folder of a run, of one of its checkpoints, or the path itself."""
     newest = [folder / "policy" for _, folder in saved(path / "checkpoints")]
     for candidate in (path / "policy", *newest, path):
-        if (candidate / "config.json").is_file():
+        if (candidate / "config.json").is_file() or (candidate / "adapter_config.json").is_file():
             return candidate
     raise CheckpointError(f"{path} holds no model: give a run folder, a checkpoints/step_N folder or a model folder")
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from stoker.config.schema import RunConfig
 from stoker.engine.local.learner import LocalLearner
+from stoker.engine.local.load import adapters_to_train
 from stoker.rl.types import TrainRow
 
 
@@ -33,8 +34,10 @@ def run_config() -> Callable[..., RunConfig]:
 def make_learner(
     run_config: Callable[..., RunConfig], tiny_tokenizer: PreTrainedTokenizerFast
 ) -> Callable[..., LocalLearner]:
-    def make(policy: PreTrainedModel, /, **tables: Any) -> LocalLearner:
-        return LocalLearner(run_config(**tables), policy, tiny_tokenizer, total_samples=1000)
+    def make(policy: PreTrainedModel, /, path: str = "base", **tables: Any) -> LocalLearner:
+        config = run_config(**tables)
+        adapters = adapters_to_train(policy, config, path)
+        return LocalLearner(config, policy, tiny_tokenizer, total_samples=1000, adapters=adapters)
 
     return make
 

@@ -136,7 +136,7 @@ class _TokenScores(torch.autograd.Function):
         wide = _accumulation_dtype(hidden.dtype)
         grad_hidden = torch.empty_like(hidden)
         grad_weight: Tensor | None = None
-        grad_bias = hidden.new_zeros(vocabulary, dtype=wide) if bias is not None else None
+        grad_bias = hidden.new_zeros(vocabulary, dtype=wide) if ctx.needs_input_grad[2] else None
         bonus = on_entropy if bool(on_entropy.any()) else None  # without one a tile's work is halved
         for start in reversed(range(0, count, ctx.chunk)):
             stop = min(start + ctx.chunk, count)

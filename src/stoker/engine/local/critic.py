@@ -12,7 +12,7 @@ from stoker.engine.checkpoint import policy_folder
 from stoker.engine.local.forward import hidden_states, sharing_width, trunk_of
 from stoker.engine.local.layout import Microbatch
 from stoker.engine.local.load import load_other
-from stoker.engine.local.saving import copy_tensors, load_tensors
+from stoker.engine.local.saving import copy_tensors, load_tensors, tensors_of
 from stoker.errors import ModelError
 
 __all__ = ["Critic", "follows_policy", "start_critic"]
@@ -56,7 +56,7 @@ def start_critic(config: RunConfig, policy: PreTrainedModel) -> Critic:
     """From critic.path or else the policy; the saved critic of start_from, where there is one, replaces its weights."""
     critic = Critic(load_other(config, config.critic) if config.critic.path else policy).eval()
     if (saved := _saved_critic(config)) is not None:
-        copy_tensors(load_tensors(saved), critic, saved)
+        copy_tensors(load_tensors(saved), tensors_of(critic), saved)
     return critic
 
 

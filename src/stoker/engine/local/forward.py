@@ -129,5 +129,5 @@ def checkpoint_activations(module: Any) -> None:
         enable({"use_reentrant": False})
     except ValueError as error:
         raise ModelError(f"update.activation_checkpointing = true, but {error} Set it to false") from error
-    # It makes embeddings' outputs require gradients, for adapters; here all weights do.
+    # It makes embeddings' outputs require gradients, which this kind of checkpointing doesn't need, adapters or not.
     module.disable_input_require_grads()

@@ -3,12 +3,11 @@
 It shares the compute weights with the sampler: a step changes them in place.
 """
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,18 +17,22 @@ from transformers import PreTrainedModel
 from stoker.config import schema
 from stoker.engine.local import saving
 from stoker.engine.local.budget import TokenBudget
-from stoker.engine.local.critic import follows_policy, start_critic
+from stoker.engine.local.critic import Critic, follows_policy, start_critic
 from stoker.engine.local.forward import ScoringModel, checkpoint_activations
 from stoker.engine.local.layout import Microbatch, collate
-from stoker.engine.local.load import cast_weights, load_other
 from stoker.engine.local.optim import MasterOptimizer, NormGuard, learning_rate
+from stoker.engine.local.reference import Reference, initial_policy, named_reference
 from stoker.engine.local.tally import Tally
-from stoker.errors import ModelError, RunError
+from stoker.engine.local.terms import policy_terms, value_terms
+from stoker.errors import RunError
 from stoker.record.memory import peak_resident_bytes
 from stoker.rl.losses import Terms, evaluate
 from stoker.rl.ports import Metrics, Role
 from stoker.rl.types import Floats, Objective, TrainBatch, TrainRow
 from stoker.rl.updates import skippable
+
+if TYPE_CHECKING:
+    from stoker.engine.local.adapters import Adapters
 
 __all__ = ["LocalLearner"]
 
@@ -40,16 +43,24 @@ class LocalLearner:
     After a warm start, or at once without one, call `begin_rl`: it fixes what "the initial policy" is.
     """
 
-    def __init__(self, config: schema.RunConfig, model: PreTrainedModel, tokenizer: Any, *, total_samples: int) -> None:
+    def __init__(
+        self,
+        config: schema.RunConfig,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        *,
+        total_samples: int,
+        adapters: "Adapters | None" = None,
+    ) -> None:
+        """`adapters`: those in the model that are trained; None: all its weights are."""
         self._config = config
         self._model = model
+        self._adapters = adapters
         self._tokenizer = tokenizer
         self._total_samples = total_samples
         self._budget = TokenBudget(config.update.tokens_per_microbatch)
         self._policy = ScoringModel(model, config.update.logits_per_chunk)
-        self._reference: ScoringModel | None = None
-        if config.kl.coefficient and config.reference.path:
-            self._set_reference(load_other(config, config.reference))
+        self._reference: Reference | None = named_reference(config, model)
         self._critic = start_critic(config, model) if config.algorithm.needs_critic else None
         if config.update.activation_checkpointing:
             for module in [model] if self._critic is None else [model, self._critic.trunk]:
@@ -69,7 +80,8 @@ class LocalLearner:
     @property
     def notes(self) -> list[str]:
         """What was detected or adapted, a sentence each, for the user."""
-        return [*self._policy.notes, *self._budget.notes]
+        adapted = [] if self._adapters is None else self._adapters.notes
+        return [*adapted, *self._policy.notes, *self._budget.notes]
 
     # -- the two verbs ---------------------------------------------------------------------------
 
@@ -104,13 +116,18 @@ class LocalLearner:
 
     @torch.no_grad()
     def score(self, rows: Sequence[TrainRow], role: Role) -> list[Floats]:
-        model = self._critic if role == "critic" else self._reference if role == "reference" else self._policy
-        if model is None:
-            fix = (
-                "call begin_rl first, with kl.coefficient > 0" if role == "reference" else "set algorithm.name = 'ppo'"
-            )
-            raise RunError(f"there is no {role} to score with: {fix}")
+        if role == "reference":
+            if self._reference is None:
+                raise RunError("there is no reference to score with: call begin_rl first, with kl.coefficient > 0")
+            with self._reference.scoring() as model:
+                return self._score(rows, model)
+        if role == "critic":
+            if self._critic is None:
+                raise RunError("there is no critic to score with: set algorithm.name = 'ppo'")
+            return self._score(rows, self._critic)
+        return self._score(rows, self._policy)
 
+    def _score(self, rows: Sequence[TrainRow], model: ScoringModel | Critic) -> list[Floats]:
         def attempt() -> list[Floats]:
             result: dict[int, Floats] = {}
             for lines in self._budget.microbatches(rows, model.sharing_width):
@@ -151,7 +168,7 @@ class LocalLearner:
         tally = Tally(objective)
         for lines in self._budget.microbatches(rows, self._sharing_width(role)):
             micro = collate(rows, lines, self._model.device, only_counted=True)
-            terms, weights = self._terms(role, micro)
+            terms, weights = self._terms(role, micro), micro.column("weights")
             loss, metrics = evaluate(terms, objective)
             ((weights * loss).sum() * self._optimizers[role].grad_scale).backward()
             tally.add(len(micro.targets), weights, loss, metrics)
@@ -160,24 +177,14 @@ class LocalLearner:
                 tally.add_values(terms.mask, terms.values, terms.returns)
         return tally
 
-    def _terms(self, role: Role, micro: Microbatch) -> tuple[Terms, Tensor]:
-        """What the losses see, and the loss weights, all (B, T)."""
-        mask, weights = micro.column("mask"), micro.column("weights")
-        assert mask is not None
-        assert weights is not None
+    def _terms(self, role: Role, micro: Microbatch) -> Terms:
         if role == "critic" and self._critic is not None:
-            values = micro.spread(self._critic(micro))
-            old, returns = micro.column("old_values"), micro.column("returns")
-            return Terms(mask, values=values, old_values=old, returns=returns), weights
-        scores = self._policy(micro)
-        given = ("old_logprobs", "sampler_logprobs", "reference_logprobs", "advantages")
-        known = {name: micro.column(name) for name in given}
-        return Terms(mask, micro.spread(scores.logprobs), micro.spread(scores.entropy), **known), weights
+            return value_terms(micro, self._critic(micro))
+        return policy_terms(micro, self._policy(micro))
 
     def _sharing_width(self, role: Role) -> int:
-        return (
-            self._critic.sharing_width if role == "critic" and self._critic is not None else self._policy.sharing_width
-        )
+        scorer = self._critic if role == "critic" and self._critic is not None else self._policy
+        return scorer.sharing_width
 
     def _grad_scale(self, rows: Sequence[TrainRow]) -> float:
         """float16 can't hold the gradient of a loss over thousands of tokens: lift a token's weight to about 1."""
@@ -215,37 +222,29 @@ class LocalLearner:
             guard.past.clear()
 
     def freeze_reference(self) -> None:
-        """Copy the present policy as the reference; nothing to do without a leash or with a reference.path."""
+        """Keep the present policy as the reference; nothing to do without a leash or with a reference.path."""
         if self._config.kl.coefficient and not self._config.reference.path:
-            dtype = self._config.reference.dtype
-            self._set_reference(
-                cast_weights(copy.deepcopy(self._model), getattr(torch, dtype) if dtype else self._model.dtype)
-            )
+            self._reference = initial_policy(self._config, self._model, self._policy, self._adapters)
 
     def save_reference(self, folder: Path) -> None:
         """Once a run: the initial policy can't be told from later checkpoints. No-op where it needs no saving."""
         if self._reference is not None and not self._config.reference.path:
-            saving.save_tensors(saving.tensors_of(self._reference.model), folder / "reference.safetensors")
+            saving.save_tensors(self._reference.tensors(), folder / "reference.safetensors")
 
     def load_reference(self, folder: Path) -> None:
         """On resume, instead of `begin_rl`."""
         self.freeze_reference()
         if self._reference is not None and not self._config.reference.path:
             path = folder / "reference.safetensors"
-            saving.copy_tensors(saving.load_tensors(path), self._reference.model, path)
-
-    def _set_reference(self, model: PreTrainedModel) -> None:
-        if model.config.get_text_config().vocab_size != self._model.config.get_text_config().vocab_size:
-            raise ModelError(
-                "the reference has another vocabulary than the policy: set reference.path to a model of its family"
-            )
-        model.requires_grad_(False).eval()
-        self._reference = ScoringModel(model, self._config.update.logits_per_chunk)
+            self._reference.restore(saving.load_tensors(path), path)
 
     # -- saving ----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        saving.save_policy(self._model, self._tokenizer, folder / "policy")
+        if self._adapters is None:
+            saving.save_policy(self._model, self._tokenizer, folder / "policy")
+        else:
+            self._adapters.save(folder, self._tokenizer)
         for role, optimizer in self._optimizers.items():
             saving.save_tensors(optimizer.tensors(), folder / f"{role}_optimizer.safetensors")
         if self._critic is not None:
@@ -257,10 +256,13 @@ class LocalLearner:
         )
 
     def load(self, folder: Path) -> None:
-        saving.load_policy(self._model, folder / "policy")
+        if self._adapters is None:
+            saving.load_policy(self._model, folder / "policy")
+        else:
+            self._adapters.load(folder)
         if self._critic is not None:
             path = folder / "critic.safetensors"
-            saving.copy_tensors(saving.load_tensors(path), self._critic, path)
+            saving.copy_tensors(saving.load_tensors(path), saving.tensors_of(self._critic), path)
         for role, optimizer in self._optimizers.items():
             optimizer.load_tensors(saving.load_tensors(folder / f"{role}_optimizer.safetensors"))
         saving.load_rng(folder / "rng.safetensors")
@@ -270,9 +272,11 @@ class LocalLearner:
             guard.past.extend(norms[role])
 
     def checkpoint_bytes(self) -> int:
-        """Weights, fp32 masters and two moments of each model, at most."""
+        """Weights, fp32 masters and two moments of what is trained, at most, and the whole policy."""
         modules = [self._model] if self._critic is None else [self._model, self._critic]
-        return sum(p.numel() * (p.element_size() + 12) for module in modules for p in module.parameters())
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        trained = sum(p.numel() * (p.element_size() + 12) for p in parameters if p.requires_grad)
+        return trained + (0 if self._adapters is None else self._adapters.policy_bytes())
 
     def memory(self) -> Metrics:
         """Peak of the device since the last call (on a CPU: of the process, ever), in bytes."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,28 +13,36 @@ from transformers.utils.logging import disable_progress_bar
 
 from stoker.config import schema
 from stoker.engine.local.dtype import fastest_dtype
+from stoker.engine.local.locate import base_of, locate, refuse_pickle
 from stoker.engine.local.memory_errors import is_out_of_memory
 from stoker.errors import ModelError, StokerError
 
+if TYPE_CHECKING:
+    from stoker.engine.local.adapters import Adapters
+
 __all__ = [
+    "adapters_to_train",
     "cast_weights",
     "count_parameters",
+    "count_planned",
     "load_model",
     "load_other",
     "load_tokenizer",
     "pick_device",
 ]
 
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 NOISE = ("dropout", "pdrop", "dropout_prob", "drop_rate", "layerdrop", "jitter_noise")
 
 
 def load_tokenizer(model: schema.Model) -> Any:
     """The model's tokenizer, with a pad token in any case, and no longer text than the model's context."""
-    folder, gguf = _locate(model.path)
+    base = base_of(model.path)
+    folder, gguf = locate(base or model.path)
+    own = Path(model.path).expanduser()  # adapters may come with a tokenizer
+    source = str(own) if base and (own / "tokenizer_config.json").is_file() else folder
     with _explained(model.path, "tokenizer"):
         extra = {"gguf_file": gguf} if gguf else {}
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=model.trust_remote_code, **extra)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
     positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     if isinstance(positions, int) and 0 < positions < tokenizer.model_max_length:
@@ -48,15 +56,22 @@ def load_tokenizer(model: schema.Model) -> Any:
 def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     """A causal language model on its device, in its dtype, in eval mode, all dropout off.
 
-    Raises ModelError for what can't be found, isn't causal, or would need pickle.
+    A folder of adapters is loaded on top of the base that it names. Raises ModelError for what can't be found, isn't
+    causal, or would need pickle.
     """
+    if base := base_of(model.path):
+        from stoker.engine.local.lora import attach_saved
+
+        loaded = load_model(model.model_copy(update={"path": base, "from_scratch": False}), seed)
+        attach_saved(loaded, Path(model.path).expanduser())
+        return loaded
     disable_progress_bar()  # transformers' own bars would tear the display
     if model.threads:
         torch.set_num_threads(model.threads)
     device = pick_device(model.device)
     if model.dtype == "auto":
         model = model.model_copy(update={"dtype": fastest_dtype(device)})
-    folder, gguf = _locate(model.path)
+    folder, gguf = locate(model.path)
     with _explained(model.path, "model"):
         extra = {"gguf_file": gguf} if gguf else {}
         config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
@@ -65,7 +80,7 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     if model.from_scratch:
         loaded = _random_weights(config, model, seed)
     else:
-        _refuse_pickle(folder, model.path)
+        refuse_pickle(folder, model.path)
         loaded = _pretrained_weights(config, model, folder, gguf)
     for module in loaded.modules():
         if isinstance(module, nn.Dropout):
@@ -74,6 +89,46 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     loaded.eval()
     _require_causal_behaviour(loaded, model.path)
     return loaded
+
+
+def adapters_to_train(model: PreTrainedModel, config: schema.RunConfig, path: str) -> "Adapters | None":
+    """The adapters of lora.rank, put into the model or found in it; None: all weights are trained.
+
+    `path` is what the model was loaded from. Raises ModelError where the adapters can't be had.
+    """
+    settings = config.lora
+    if not settings.rank:
+        if base_of(path):
+            raise ModelError(
+                f"{path!r} holds adapters, and lora.rank = 0 trains all weights: set lora.rank, or start from a merged "
+                "model (resume the run that made the adapters once with lora.checkpoint = 'merged')"
+            )
+        return None
+    from stoker.engine.local.lora import prepare
+
+    folder, gguf = locate(base_of(path) or path)
+    if gguf and settings.checkpoint == "adapter":
+        raise ModelError(
+            f"model.path = {path!r} is a GGUF file, which peft can't load as the base of adapters: "
+            "set lora.checkpoint = 'merged'"
+        )
+    base = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
+    return prepare(model, settings, base, config.seed)
+
+
+def count_planned(config: schema.RunConfig, path: str) -> tuple[int, int]:
+    """(all, trained) parameters of the policy at `path`, from its config alone: no weight is loaded."""
+    folder, gguf = locate(base_of(path) or path)
+    with _explained(path, "model"), torch.device("meta"):
+        extra = {"gguf_file": gguf} if gguf else {}
+        found = AutoConfig.from_pretrained(folder, trust_remote_code=config.model.trust_remote_code, **extra)
+        model = AutoModelForCausalLM.from_config(found, trust_remote_code=config.model.trust_remote_code)
+    total = count_parameters(model)
+    if not config.lora.rank:
+        return total, total
+    from stoker.engine.local.lora import trained_parameters
+
+    return total, trained_parameters(model, config.lora)
 
 
 def load_other(config: schema.RunConfig, section: schema.Reference | schema.Critic) -> PreTrainedModel:
@@ -95,9 +150,9 @@ def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def count_parameters(model: nn.Module) -> int:
-    """Distinct parameters (a tied table counts once)."""
-    return sum(parameter.numel() for parameter in model.parameters())
+def count_parameters(model: nn.Module, *, trained: bool = False) -> int:
+    """Distinct parameters (a tied table counts once): all, or those that are not frozen."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad or not trained)
 
 
 def pick_device(name: str) -> torch.device:
@@ -112,50 +167,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-# -- where the files are ---------------------------------------------------------------------------
-
-
-def _locate(path: str) -> tuple[str, str | None]:
-    """(folder or hub name, GGUF file name in it or None)."""
-    if path.startswith("embedded:"):
-        from stoker import embedded
-
-        try:
-            return str(embedded.folder(path.removeprefix("embedded:"))), None
-        except ValueError as error:
-            raise ModelError(f"model.path = {path!r}: {error}") from error
-    where = Path(path).expanduser()
-    if where.suffix == ".gguf":
-        if not where.is_file():
-            raise ModelError(f"model.path = {path!r}: no such file")
-        return str(where.parent), where.name
-    if where.is_dir():
-        if (where / "config.json").is_file():
-            return str(where), None
-        found = sorted(where.glob("*.gguf"))
-        if len(found) == 1:
-            return str(where), found[0].name
-        if found:
-            raise ModelError(f"model.path = {path!r} holds {len(found)} GGUF files: name one, e.g. {found[0]}")
-        raise ModelError(f"model.path = {path!r} has no config.json: point it at a folder written by save_pretrained")
-    if where.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ModelError(f"model.path = {path!r}: no such folder (relative to {Path.cwd()})")
-    return path, None
-
-
-def _refuse_pickle(folder: str, path: str) -> None:
-    where = Path(folder)
-    if not where.is_dir() or any(where.glob("*.safetensors")) or any(where.glob("*.gguf")):
-        return
-    pickled = sorted(file.name for pattern in PICKLES for file in where.glob(pattern))
-    if pickled:
-        raise ModelError(
-            f"model.path = {path!r} has only pickled weights ({pickled[0]}), which can run code. Convert them "
-            "where you trust them: AutoModelForCausalLM.from_pretrained(old).save_pretrained(new) writes safetensors"
-        )
-    raise ModelError(
-        f"model.path = {path!r} has a config but no weights: set model.from_scratch = true for random ones"
-    )
+# -- building, and what goes wrong ---------------------------------------------------------------
 
 
 @contextmanager
@@ -185,9 +197,6 @@ def _explained(path: str, what: str) -> Iterator[None]:
 
 def _first(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-# -- building --------------------------------------------------------------------------------------
 
 
 def _random_weights(config: PretrainedConfig, model: schema.Model, seed: int) -> PreTrainedModel:

@@ -27,15 +27,21 @@ __all__ = [
 ]
 
 
-def save_policy(model: PreTrainedModel, tokenizer: Any, folder: Path) -> None:
-    """What `AutoModelForCausalLM.from_pretrained(folder)` loads, in the compute dtype, with the tokenizer."""
-    # Parameters may be views into fused matrices; tied ones must stay one tensor.
+def save_policy(
+    model: PreTrainedModel, tokenizer: Any, folder: Path, tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """What `AutoModelForCausalLM.from_pretrained(folder)` loads, in the compute dtype, with the tokenizer.
+
+    `tensors` are saved in the place of the model's own state.
+    """
+    # Views into fused matrices are copied, the rest is written as it lies; tied names must stay one tensor.
     copies: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Tensor] = {}
     state = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (model.state_dict() if tensors is None else tensors).items():
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
         if key not in copies:
-            copies[key] = tensor.detach().clone(memory_format=torch.contiguous_format)
+            whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+            copies[key] = tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
         state[name] = copies[key]
     model.save_pretrained(folder, state_dict=state)
     tokenizer.save_pretrained(folder)
@@ -48,7 +54,7 @@ def load_policy(model: PreTrainedModel, folder: Path) -> None:
         saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"can't read the policy in {folder}: {error}; use an earlier checkpoint") from error
-    copy_tensors(tensors_of(saved), model, folder)
+    copy_tensors(tensors_of(saved), tensors_of(model), folder)
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -59,12 +65,12 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def copy_tensors(tensors: Mapping[str, Tensor], target: nn.Module, source: Path) -> None:
-    """Into the module's own storage, by name. Raises CheckpointError where they are of another model."""
-    for name, tensor in tensors_of(target).items():
-        if name not in tensors or tensors[name].shape != tensor.shape:
+def copy_tensors(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor], source: Path) -> None:
+    """Into the targets' own storage, by name. Raises CheckpointError where they are of another model."""
+    for name, target in targets.items():
+        if name not in tensors or tensors[name].shape != target.shape:
             raise CheckpointError(f"{source} is of another model: {name} is missing or has another shape")
-        tensor.copy_(tensors[name])
+        target.copy_(tensors[name])
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
