@@ -17,6 +17,7 @@ from stoker.engine.checkpoint import policy_folder
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import count_parameters, load_model, load_tokenizer
 from stoker.engine.local.sampler import LocalSampler
+from stoker.engine.profiling import Profiler
 from stoker.engine.resume import RunCheckpoints
 from stoker.engine.trackers import open_trackers
 from stoker.record import environment
@@ -62,8 +63,11 @@ def open_attempt(config: RunConfig, *, resume: bool, mode: Mode) -> Iterator[Att
         yield Attempt(folder, recorder, clock, display, interrupt, stack)
 
 
-def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
-    """The run at its very start: weights loaded, nothing sampled. Notes and warnings are said and recorded."""
+def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_steps: int = 0) -> Run:
+    """The run at its very start: weights loaded, nothing sampled. Notes and warnings are said and recorded.
+
+    `profile_steps`: how many steps after the first to profile.
+    """
     source = config.model
     if config.start_from:
         source = source.model_copy(update={"path": str(policy_folder(Path(config.start_from))), "from_scratch": False})
@@ -100,6 +104,10 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
     )
     run.tell([*data.notes, *learner.notes, *sampler.notes])
     sampler.on_progress = _sampling_progress(run)
+    if profile_steps:
+        run.watchers.append(
+            attempt.closing.enter_context(Profiler(run, model, attempt.folder.path, profile_steps))
+        )
     _write_facts(attempt.folder, config, plan, facts)
     return run
 
