@@ -127,6 +127,7 @@ class Profiler:
                 "executed_flops": done,
                 "mfu": flops / spent / peak if flops else None,
                 "hfu": done / spent / peak if flops and done >= flops else None,
+                "in_operators": sum(operator.seconds for operator in operators.get(phase, [])),
                 "operators": [operator._asdict() for operator in operators.get(phase, [])[:TOP]],
             }
         drawn = sum(record["sample/tokens"] for record in self._records)

@@ -65,7 +65,8 @@ def _operators(profile: Mapping[str, Any]) -> Iterator[str]:
     for name, phase in _by_time(profile):
         told = [f"{one['name']} {one['seconds'] / phase['seconds']:.1%}" for one in phase["operators"]]
         if told:
-            yield f"  {name}: {', '.join(told)}"
+            between = max(0.0, 1 - phase["in_operators"] / phase["seconds"])
+            yield f"  {name}: {', '.join(told)}; between operators {between:.1%}"
 
 
 def _by_time(profile: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
