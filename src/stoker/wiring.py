@@ -105,9 +105,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     run.tell([*data.notes, *learner.notes, *sampler.notes])
     sampler.on_progress = _sampling_progress(run)
     if profile_steps:
-        run.watchers.append(
-            attempt.closing.enter_context(Profiler(run, model, attempt.folder.path, profile_steps))
-        )
+        run.watchers.append(attempt.closing.enter_context(Profiler(run, model, attempt.folder.path, profile_steps)))
     _write_facts(attempt.folder, config, plan, facts)
     return run
 

@@ -25,9 +25,7 @@ WORK = Work(linear=100, head=10, attention=(Attention(1, 2),))  # 8 a pair of po
 
 def sample(prompt: Sequence[int], length: int) -> Sample:
     ids = np.zeros(length, np.int32)
-    return Sample(
-        Prompt("p", tuple(prompt), "", None), 0, SamplingParams(), 0, ids, ids.astype(np.float32), "", "stop"
-    )
+    return Sample(Prompt("p", tuple(prompt), "", None), 0, SamplingParams(), 0, ids, ids.astype(np.float32), "", "stop")
 
 
 def row(prompt: Sequence[int], length: int, *, advantage: float = 1.0, counted: bool = True) -> TrainRow:

@@ -24,7 +24,18 @@ def test_an_inner_phase_interrupts_the_outer_one() -> None:
     events = [Event("stoker/update", 10, 50), Event("stoker/checkpoint", 20, 30), Event("stoker/sample", 60, 70)]
     changes = switches(events)
     times = (5, 10, 19, 20, 29, 30, 49, 50, 60, 69, 70, 99)
-    expected = ["other", "update", "update", "checkpoint", "checkpoint", "update", "update", "other", "sample", "sample"]
+    expected = [
+        "other",
+        "update",
+        "update",
+        "checkpoint",
+        "checkpoint",
+        "update",
+        "update",
+        "other",
+        "sample",
+        "sample",
+    ]
     assert [phase_at(changes, at) for at in times] == [*expected, "other", "other"]
 
 
@@ -60,7 +71,7 @@ def test_on_an_accelerator_kernels_count_for_the_operator_that_launched_them() -
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_flops_of_attention_kernels(causal: bool) -> None:
-    """2 sequences, 4 heads of 8, 5 queries, 5 keys: 25 pairs, or 15 of the lower triangle; backward 5 products for 2."""
+    """2 sequences, 4 heads of 8, 5 queries and keys: 25 pairs, or the lower 15; a backward has 5 products, not 2."""
     shapes = [[2, 4, 5, 8], [2, 2, 5, 8], [2, 2, 5, 8]]
     name, pairs = "aten::_scaled_dot_product_flash_attention_for_cpu", 15 if causal else 25
     forward = Event(name, 0, 1, shapes=shapes, arguments=[None, None, None, 0.0, causal])

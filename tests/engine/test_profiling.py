@@ -107,9 +107,7 @@ def test_a_run_that_ends_early_profiles_what_there_is(
     assert "nothing was profiled" in capsys.readouterr().out
 
 
-def test_an_error_in_a_profiled_step_stays_the_error(
-    make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
+def test_an_error_in_a_profiled_step_stays_the_error(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     reward = tmp_path / "breaks.py"
     reward.write_text(
         "calls = 0\n"

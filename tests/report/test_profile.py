@@ -32,7 +32,10 @@ PROFILE = {
             1024,
             mfu=0.1234,
             in_operators=6.0,
-            operators=[{"name": "aten::mm", "seconds": 4.0, "calls": 10}, {"name": "aten::add", "seconds": 1, "calls": 2}],
+            operators=[
+                {"name": "aten::mm", "seconds": 4.0, "calls": 10},
+                {"name": "aten::add", "seconds": 1, "calls": 2},
+            ],
         ),
         "update": phase(1.0, 2000, mfu=0.25, hfu=0.5),
     },

@@ -75,7 +75,7 @@ class Work:
 
 
 def causal_pairs(tokens: int, past: int = 0, window: int = 0) -> int:
-    """Positions seen by `tokens` positions that follow `past`: itself and all before, at most `window` (0: no limit)."""
+    """How many positions `tokens` of them see after `past`: each itself and all before, at most `window` (0: any)."""
     if not window:
         return tokens * past + tokens * (tokens + 1) // 2
     growing = min(max(window - past, 0), tokens)  # positions that still see everything

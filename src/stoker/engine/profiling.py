@@ -19,6 +19,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
+from stoker.batch.flops import Work
 from stoker.engine.counting import CountingLearner, CountingSampler, Tally, model_work
 from stoker.engine.local.speed import matmul_peak
 from stoker.engine.operators import MARK, Event, by_phase, executed_flops
@@ -68,14 +69,15 @@ class Profiler:
         if self._records and kind is None:
             self._run.display.warn(f"the run ended after {len(self._records)} of the {self._steps} steps to profile")
             self._finish()
-        elif self._trace is not None:
+            return
+        if self._trace is not None:
             self._end(self._trace)
-        if not self._records:
+        if kind is None:
             self._run.display.warn("nothing was profiled: the run ended before its second step was done")
 
     def _begin(self) -> None:
         run, work = self._run, model_work(self._model)
-        works: dict[Role, Any] = {"policy": work}
+        works: dict[Role, Work] = {"policy": work}
         if run.config.algorithm.name == "ppo":
             works["critic"] = replace(work, head=0)
         run.sampler = cast("Sampler", CountingSampler(self._ports[0], work, self._tally))
@@ -160,7 +162,7 @@ def events_of(trace: profile) -> list[Event]:
     events = []
     for event in results.events():
         on_cpu, linked, name = event.device_type() == DeviceType.CPU, event.linked_correlation_id(), event.name()
-        # Of the CPU: operators and marks, not the runtime's calls inside them. Of a device: kernels, not marks' shadows.
+        # Of the CPU: operators and marks, not the runtime's calls inside. Of a device: kernels, not marks' shadows.
         if event.is_hidden_event() or on_cpu == (linked > 0) or (not on_cpu and name.startswith(MARK)):
             continue
         shapes, arguments = (event.shapes(), event.concrete_inputs()) if on_cpu else ((), ())

@@ -46,7 +46,9 @@ def _head(profile: Mapping[str, Any]) -> Iterator[str]:
         f"matmul peak measured here: {rate(profile['matmul_peak_flops'])} "
         f"({profile['device']}, {profile['dtype']}{threads})"
     )
-    padding = "" if profile["padding"] is None else f"; {profile['padding']:.1%} of the micro-batches' tokens is padding"
+    padding = (
+        "" if profile["padding"] is None else f"; {profile['padding']:.1%} of the micro-batches' tokens is padding"
+    )
     yield f"{profile['tokens_per_second']:.1f} answer tokens/s over all phases{padding}"
 
 

@@ -8,9 +8,11 @@ import torch
 
 __all__ = ["copy_bandwidth", "matmul_peak", "matmul_rate"]
 
-SIDES = (512, 1024, 2048, 4096, 8192)
+SIDES = (256, 512, 1024, 2048, 4096, 8192)
 """Square products tried for the peak; the next size only where the last took less than `LONG` seconds."""
 LONG = 0.1
+ROUNDS = 5
+"""At least: on a busy machine some of them go by undisturbed."""
 COPIED_BYTES = 1 << 28
 """Far more than any cache holds."""
 
@@ -49,9 +51,10 @@ def _best_seconds(work: Callable[[], object], device: torch.device, seconds: flo
     work()
     once = _timed(work, device, 1)
     calls = max(1, math.ceil(seconds / 100 / max(once, 1e-7)))
-    best, end = once, time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    best, rounds, end = once, 0, time.perf_counter() + seconds
+    while rounds < ROUNDS or time.perf_counter() < end:
         best = min(best, _timed(work, device, calls) / calls)
+        rounds += 1
     return best
 
 
