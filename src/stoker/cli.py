@@ -87,12 +87,25 @@ def train(
             "--smoke", help="One real step with small sizes: what each phase did, and an audit of the reward."
         ),
     ] = False,
+    profile: Annotated[
+        int,
+        typer.Option(
+            help="Profile this many steps, after a first one that isn't: seconds, tokens/s and the share of the "
+            "machine's matmul peak by phase, the longest operators, and a trace for https://ui.perfetto.dev in the run "
+            "folder. Training is the same to the bit; 2 or 3 steps are plenty (for a short look add stop.steps=4).",
+            min=1,
+            show_default=False,
+            metavar="N",
+        ),
+    ] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the final words.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model as the run file says. Ctrl-C stops it cleanly; --resume goes on."""
     from stoker.config.load import load
 
+    if profile and (dry_run or smoke):
+        fail("--profile measures steps of a real run: leave out --dry-run and --smoke")
     mode = "json" if as_json else "quiet" if quiet else "table"
     try:
         config = load(run_file, overrides or [])
@@ -107,7 +120,15 @@ def train(
         else:
             from stoker.runner import train as run_train
 
-            result = run_train(config, resume=resume, allow_changes=allow_changes, mode=mode)  # type: ignore[arg-type]
+            result = run_train(
+                config,
+                resume=resume,
+                allow_changes=allow_changes,
+                mode=mode,  # type: ignore[arg-type]
+                profile_steps=profile,
+            )
+            if profile:
+                _print_profile(result.folder, as_json)
             raise typer.Exit(result.exit_code)
     except StokerError as error:
         if as_json:
@@ -133,6 +154,15 @@ def _dry_run(config: Any, as_json: bool) -> None:
         typer.echo(render(plan))
         if unknown:
             typer.echo(f"trained parameters: not known yet: {unknown}")
+
+
+def _print_profile(folder: Path, as_json: bool) -> None:
+    from stoker.report.profile import read_profile, render
+
+    if not (folder / "profile.json").exists():
+        return  # the run said why
+    found = read_profile(folder)
+    typer.echo(json.dumps({"event": "profile", **found}) if as_json else f"\n{render(found, folder)}")
 
 
 @app.command("eval")

@@ -43,9 +43,24 @@ class Result:
     """0, or 128 + the signal that stopped the run."""
 
 
-def train(config: RunConfig, *, resume: bool = False, allow_changes: bool = False, mode: Mode = "table") -> Result:
-    """Train to the run's end, or on from its last checkpoint. Raises StokerError that says what to do."""
+def train(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    allow_changes: bool = False,
+    mode: Mode = "table",
+    profile_steps: int = 0,
+) -> Result:
+    """Train to the run's end, or on from its last checkpoint. Raises StokerError that says what to do.
+
+    `profile_steps`: profile so many steps after the first of this attempt (see `engine.profiling`).
+    """
     _require_one_process()
+    if profile_steps >= config.stop.steps:
+        raise ConfigError(
+            f"profiling {profile_steps} steps after an unprofiled first needs stop.steps = {profile_steps + 1} or "
+            f"more, and it is {config.stop.steps}"
+        )
     rows = tasks.read_rows(config)  # faults of the data show before a model loads
     with open_attempt(config, resume=resume, mode=mode) as attempt:
         try:
@@ -53,7 +68,7 @@ def train(config: RunConfig, *, resume: bool = False, allow_changes: bool = Fals
             config = _with_dtype(attempt, config, saved)
             if saved is not None:
                 _compare(attempt, saved, config, allow_changes)
-            run = build(config, attempt, rows)
+            run = build(config, attempt, rows, profile_steps=profile_steps)
             begin(run, attempt)
             add_trackers(run, attempt)
             ending = train_loop(run)

@@ -23,6 +23,7 @@ from stoker.engine.local.load import (
     load_tokenizer,
 )
 from stoker.engine.local.sampler import LocalSampler
+from stoker.engine.profiling import Profiler
 from stoker.engine.resume import RunCheckpoints
 from stoker.engine.trackers import open_trackers
 from stoker.errors import StokerError
@@ -86,8 +87,11 @@ def planned(config: RunConfig) -> tuple[batch_plan.BatchPlan, str]:
     return batch_plan.make(config, total, trained), ""
 
 
-def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
-    """The run at its very start: weights loaded, nothing sampled. Notes and warnings are said and recorded."""
+def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_steps: int = 0) -> Run:
+    """The run at its very start: weights loaded, nothing sampled. Notes and warnings are said and recorded.
+
+    `profile_steps`: how many steps after the first to profile.
+    """
     source = policy_source(config)
     attempt.display.phase("setup")
     torch.manual_seed(config.seed)  # a model's own code may draw; stoker's draws don't use torch's generator
@@ -127,6 +131,8 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
     )
     run.tell([*data.notes, *learner.notes, *sampler.notes])
     sampler.on_progress = _sampling_progress(run)
+    if profile_steps:
+        run.watchers.append(attempt.closing.enter_context(Profiler(run, model, attempt.folder.path, profile_steps)))
     _write_facts(attempt.folder, config, plan, facts)
     return run
 

@@ -60,8 +60,8 @@ class Lora(Section):
             return None
         if needs_critic:
             return (
-                "lora.rank > 0 with algorithm.advantage = 'gae' (ppo): the critic is a second whole model that trains all "
-                "its weights, which is what adapters are to save: use algorithm.name = 'grpo', or lora.rank = 0"
+                "lora.rank > 0 with algorithm.advantage = 'gae' (ppo): the critic is a second whole model that "
+                "trains all its weights, which adapters are to save: use algorithm.name = 'grpo', or lora.rank = 0"
             )
         if model.from_scratch and not start_from and self.checkpoint == "adapter":
             return (
