@@ -32,7 +32,7 @@ class _Store:
         count, places = filled
         for name in ("keys", "values"):
             old = getattr(self, name)
-            new = old.new_empty(entries, old.shape[1], room, old.shape[3])
+            new = old.new_zeros(entries, old.shape[1], room, old.shape[3])  # what is masked must be finite all the same
             kept = old[:count, :, places]
             new[:count, :, : kept.shape[2]] = kept
             setattr(self, name, new)

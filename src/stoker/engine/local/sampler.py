@@ -48,7 +48,7 @@ class LocalSampler:
         self._weight_version = 0
         name = type(model).__name__
         if unfit:
-            self.notes.append(f"{name} is sampled through transformers' own modules, which is slower: {unfit}.")
+            self._say_general(unfit)
         if self._abilities.cache_argument is None:
             self.notes.append(f"{name} has no usable cache: each token recomputes its whole past, which is slow.")
         if not self._abilities.pads:
@@ -102,10 +102,13 @@ class LocalSampler:
 
     def _new_decoder(self, requests: Sequence[Request]) -> Decoder:
         longest = max(request.params.max_new_tokens for request in requests)
-        dense = read_dense(self._model) if self._dense else ""
-        if isinstance(dense, Dense):
-            length = max(len(request.prompt.token_ids) + request.params.max_new_tokens for request in requests)
-            return DenseDecoder(dense, longest, length)
+        if self._dense:
+            dense = read_dense(self._model)
+            if isinstance(dense, Dense):
+                length = max(len(request.prompt.token_ids) + request.params.max_new_tokens for request in requests)
+                return DenseDecoder(dense, longest, length)
+            self._dense = False
+            self._say_general(dense)
         return make_decoder(self._model, self._abilities, longest)
 
     def _shrink(self, requests: Sequence[Request], cause: str) -> None:
@@ -120,6 +123,10 @@ class LocalSampler:
         self.notes.append(f"out of memory at {len(requests)} concurrent samples; going on with {len(requests) // 2}.")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _say_general(self, reason: str) -> None:
+        name = type(self._model).__name__
+        self.notes.append(f"{name} is sampled through transformers' own modules, which is slower: {reason}.")
 
     def _check(self, request: Request) -> None:
         prompt, params = request.prompt, request.params
