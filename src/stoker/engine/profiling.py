@@ -15,7 +15,7 @@ from statistics import mean
 from typing import Any, Self, cast
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 

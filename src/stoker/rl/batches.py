@@ -181,7 +181,7 @@ def mean_sequence_kl(rows: Sequence[TrainRow]) -> float | None:
     if not stay.any():
         return None
     staying = [row for row, stays in zip(rows, stay, strict=True) if stays]
-    return sum(_sequence_kls(staying).tolist()) / len(staying)
+    return float(sum(_sequence_kls(staying).tolist())) / len(staying)
 
 
 def counted_tokens(rows: Sequence[TrainRow]) -> NDArray[np.int64]:

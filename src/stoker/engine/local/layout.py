@@ -56,14 +56,16 @@ class Microbatch:
     kept: Kept | None
     useful_tokens: int
 
-    def column(self, name: str) -> Tensor | None:
-        """(B, T) the rows' field of that name, 0 beyond a row's end; None where a row has none."""
+    def column(self, name: str) -> Tensor:
+        """(B, T) the rows' field of that name, 0 beyond a row's end."""
         values = [getattr(row, name) for row in self.rows]
-        if any(value is None for value in values):
-            return None
         padded = np.zeros(self.shape, dtype=values[0].dtype)
         padded[np.arange(self.shape[1]) < ragged.lengths(values)[:, None]] = np.concatenate(values)
         return torch.from_numpy(padded).to(self.token_ids.device)
+
+    def known(self, name: str) -> Tensor | None:
+        """The same of a field that rows may lack; None where one does."""
+        return None if any(getattr(row, name) is None for row in self.rows) else self.column(name)
 
     def spread(self, values: Tensor) -> Tensor:
         """(N,) -> (B, T), 0 where nothing was scored; differentiable."""

@@ -11,12 +11,12 @@ __all__ = ["policy_terms", "value_terms"]
 
 def policy_terms(micro: Microbatch, scores: Scores) -> Terms:
     """`scores` are of the scored tokens, (N,)."""
-    given = ("mask", "old_logprobs", "sampler_logprobs", "reference_logprobs", "advantages")
-    known = {name: micro.column(name) for name in given}
-    return Terms(logprobs=micro.spread(scores.logprobs), entropy=micro.spread(scores.entropy), **known)
+    names = ("old_logprobs", "sampler_logprobs", "reference_logprobs", "advantages")
+    known = {name: micro.known(name) for name in names}
+    return Terms(micro.column("mask"), micro.spread(scores.logprobs), micro.spread(scores.entropy), **known)
 
 
 def value_terms(micro: Microbatch, values: Tensor) -> Terms:
     """`values` are of the states before the scored tokens, (N,)."""
-    known = {name: micro.column(name) for name in ("mask", "old_values", "returns")}
-    return Terms(values=micro.spread(values), **known)
+    known = {name: micro.known(name) for name in ("old_values", "returns")}
+    return Terms(micro.column("mask"), values=micro.spread(values), **known)
