@@ -179,7 +179,7 @@ def mean_sequence_kl(rows: Sequence[TrainRow]) -> float | None:
     if not stay.any():
         return None
     staying = [row for row, stays in zip(rows, stay, strict=True) if stays]
-    return sum(_sequence_kls(staying).tolist()) / len(staying)
+    return float(sum(_sequence_kls(staying).tolist())) / len(staying)
 
 
 def counted_tokens(rows: Sequence[TrainRow]) -> NDArray[np.int64]:
@@ -225,7 +225,7 @@ def weigh(rows: Sequence[TrainRow], weighting: Weighting, max_new_tokens: int) -
     }[weighting]
     lengths = ragged.lengths([row.mask for row in rows])
     masks = ragged.joined([row.mask for row in rows], np.bool_)
-    weights = masks.astype(np.float32) / np.repeat(denominators.astype(np.float32), lengths)
+    weights: Floats = np.divide(masks, np.repeat(denominators.astype(np.float32), lengths), dtype=np.float32)
     return [replace(row, weights=own) for row, own in zip(rows, ragged.split(weights, lengths), strict=True)]
 
 
