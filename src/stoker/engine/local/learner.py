@@ -45,7 +45,7 @@ class LocalLearner:
         self._model = model
         self._tokenizer = tokenizer
         self._total_samples = total_samples
-        self._budget = TokenBudget(config.update.tokens_per_microbatch)
+        self._budget = TokenBudget(config.update.tokens_per_microbatch, model.device)
         self._policy = ScoringModel(model, config.update.logits_per_chunk)
         self._reference: ScoringModel | None = None
         if config.kl.coefficient and config.reference.path:
