@@ -111,11 +111,7 @@ def train(
         if dry_run:
             _dry_run(config, as_json)
         elif smoke:
-            from stoker.smoke import smoke as run_smoke
-
-            report = run_smoke(config, "json" if as_json else "quiet")
-            typer.echo(json.dumps(report.to_json()) if as_json else str(report))
-            raise typer.Exit(0 if report.ok else 1)
+            _smoke(config, as_json)
         else:
             from stoker.runner import train as run_train
 
@@ -145,6 +141,14 @@ def _dry_run(config: Any, as_json: bool) -> None:
     else:
         typer.echo(to_toml(config))
         typer.echo(render(plan))
+
+
+def _smoke(config: Any, as_json: bool) -> NoReturn:
+    from stoker.smoke import smoke
+
+    report = smoke(config, "json" if as_json else "quiet")
+    typer.echo(json.dumps(report.to_json()) if as_json else str(report))
+    raise typer.Exit(0 if report.ok else 1)
 
 
 def _print_profile(folder: Path, as_json: bool) -> None:
