@@ -15,7 +15,6 @@ from statistics import mean
 from typing import Any, Self, cast
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
@@ -161,7 +160,7 @@ def events_of(trace: profile) -> list[Event]:
     assert results is not None
     events = []
     for event in results.events():
-        on_cpu, linked, name = event.device_type() == DeviceType.CPU, event.linked_correlation_id(), event.name()
+        on_cpu, linked, name = event.device_type().name == "CPU", event.linked_correlation_id(), event.name()
         # Of the CPU: operators and marks, not the runtime's calls inside. Of a device: kernels, not marks' shadows.
         if event.is_hidden_event() or on_cpu == (linked > 0) or (not on_cpu and name.startswith(MARK)):
             continue
