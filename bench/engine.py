@@ -16,7 +16,7 @@ from stoker.engine.local.load import load_tokenizer
 from stoker.engine.local.sampler import LocalSampler
 from stoker.rl.types import Objective, Prompt, Request, Sample, SamplingParams, TrainBatch, TrainRow
 
-__all__ = ["Engine", "random_model", "synchronize", "timed"]
+__all__ = ["Engine", "random_model", "rows_of", "synchronize", "timed"]
 
 T = TypeVar("T")
 NEVER = 1

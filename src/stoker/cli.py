@@ -112,11 +112,7 @@ def train(
         if dry_run:
             _dry_run(config, as_json)
         elif smoke:
-            from stoker.smoke import smoke as run_smoke
-
-            report = run_smoke(config, "json" if as_json else "quiet")
-            typer.echo(json.dumps(report.to_json()) if as_json else str(report))
-            raise typer.Exit(0 if report.ok else 1)
+            _smoke(config, as_json)
         else:
             from stoker.runner import train as run_train
 
@@ -154,6 +150,14 @@ def _dry_run(config: Any, as_json: bool) -> None:
         typer.echo(render(plan))
         if unknown:
             typer.echo(f"trained parameters: not known yet: {unknown}")
+
+
+def _smoke(config: Any, as_json: bool) -> NoReturn:
+    from stoker.smoke import smoke
+
+    report = smoke(config, "json" if as_json else "quiet")
+    typer.echo(json.dumps(report.to_json()) if as_json else str(report))
+    raise typer.Exit(0 if report.ok else 1)
 
 
 def _print_profile(folder: Path, as_json: bool) -> None:

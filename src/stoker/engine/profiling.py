@@ -15,7 +15,6 @@ from statistics import mean
 from typing import Any, Self, cast
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
@@ -78,7 +77,7 @@ class Profiler:
     def _begin(self) -> None:
         run, work = self._run, model_work(self._model)
         works: dict[Role, Work] = {"policy": work}
-        if run.config.algorithm.needs_critic:
+        if run.config.algorithm.name == "ppo":
             works["critic"] = replace(work, head=0)
         run.sampler = cast("Sampler", CountingSampler(self._ports[0], work, self._tally))
         run.learner = cast("Learner", CountingLearner(self._ports[1], works, self._tally))
@@ -161,7 +160,7 @@ def events_of(trace: profile) -> list[Event]:
     assert results is not None
     events = []
     for event in results.events():
-        on_cpu, linked, name = event.device_type() == DeviceType.CPU, event.linked_correlation_id(), event.name()
+        on_cpu, linked, name = event.device_type().name == "CPU", event.linked_correlation_id(), event.name()
         # Of the CPU: operators and marks, not the runtime's calls inside. Of a device: kernels, not marks' shadows.
         if event.is_hidden_event() or on_cpu == (linked > 0) or (not on_cpu and name.startswith(MARK)):
             continue
