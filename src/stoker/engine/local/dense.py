@@ -7,6 +7,7 @@ not fused: on CPU a fused query-key-value or gate-up product was measured no fas
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -90,8 +91,8 @@ class Dense:
 def read_dense(model: PreTrainedModel) -> Dense | str:
     """The model's parts, or why it isn't one of the dense families, as a clause."""
     body, head = getattr(model, "model", None), model.get_output_embeddings()
-    blocks = getattr(body, "layers", None)
-    if body is None or head is None or not isinstance(blocks, nn.ModuleList) or not len(blocks):
+    blocks: list[Any] = list(getattr(body, "layers", ()))
+    if body is None or head is None or not blocks:
         return "it isn't laid out as a Llama-class model"
     homes = {type(part).__module__ for part in (body, *blocks)}
     families = {home.removeprefix("transformers.models.").split(".")[0] for home in homes}
@@ -123,7 +124,7 @@ def read_dense(model: PreTrainedModel) -> Dense | str:
     )
 
 
-def _layer(block: nn.Module, family: str, *, per_layer: bool) -> Layer:
+def _layer(block: Any, family: str, *, per_layer: bool) -> Layer:
     attention, mlp = block.self_attn, block.mlp
     sandwich = hasattr(block, "pre_feedforward_layernorm")  # Gemma 2 and 3 norm what a part gives, too
     window = attention.sliding_window if hasattr(attention, "sliding_window") else None
@@ -151,7 +152,7 @@ def _layer(block: nn.Module, family: str, *, per_layer: bool) -> Layer:
     )
 
 
-def _norm(module: nn.Module) -> Norm:
+def _norm(module: Any) -> Norm:
     """Gemma's RMSNorm keeps its weight less one, under another name for epsilon."""
     if hasattr(module, "variance_epsilon"):
         return Norm(module.weight, module.variance_epsilon)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from stoker.engine.local.distribution import Draws
+from stoker.engine.local.distribution import RowDraws
 from stoker.engine.local.stopping import StopStrings, decode
 from stoker.engine.local.uniforms import sample_keys, uniforms
 from stoker.errors import RunError
@@ -75,7 +75,7 @@ class Slots:
         """(B,) int64; a finished row repeats its last one."""
         return torch.from_numpy(self._tokens[np.arange(len(self._tokens)), self._lengths - 1].astype(np.int64))
 
-    def write(self, draws: Draws) -> list[Sample]:
+    def write(self, draws: RowDraws) -> list[Sample]:
         """Take one token per live row; the samples that it ends."""
         rows = np.flatnonzero(self.live)
         tokens, places = draws.token_ids.cpu().numpy()[rows], self._lengths[rows]
