@@ -90,10 +90,9 @@ class Dense:
 
 def read_dense(model: PreTrainedModel) -> Dense | str:
     """The model's parts, or why it isn't one of the dense families, as a clause."""
-    body: Any = getattr(model, "model", None)
-    head = model.get_output_embeddings()
-    blocks: Any = getattr(body, "layers", None)
-    if body is None or head is None or not isinstance(blocks, nn.ModuleList) or not len(blocks):
+    body, head = getattr(model, "model", None), model.get_output_embeddings()
+    blocks: list[Any] = list(getattr(body, "layers", ()))
+    if body is None or head is None or not blocks:
         return "it isn't laid out as a Llama-class model"
     homes = {type(part).__module__ for part in (body, *blocks)}
     families = {home.removeprefix("transformers.models.").split(".")[0] for home in homes}

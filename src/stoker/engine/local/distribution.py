@@ -8,7 +8,7 @@ written but to a piece of memory that stays in the processor's cache.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -53,17 +53,17 @@ class Draws:
 
 def draw_rows(logits: Tensor, uniforms: Tensor, params: Sequence[SamplingParams]) -> RowDraws:
     """Draw a token for each row of `logits` (B, V) under its own parameters, from its uniform in [0, 1), (B,)."""
-    rows_of: dict[SamplingParams, list[int]] = {}
+    rows_of: dict[tuple[float, float, int], list[int]] = {}  # by what shapes the distribution
     for row, wanted in enumerate(params):
-        rows_of.setdefault(replace(wanted, max_new_tokens=0, stop=()), []).append(row)
+        rows_of.setdefault((wanted.temperature, wanted.top_p, wanted.top_k), []).append(row)
     if len(rows_of) == 1:
         drawn = draw(logits, uniforms, params[0])
         return RowDraws(drawn.token_ids, drawn.logprobs, drawn.kept_rows())
     token_ids = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(len(params), dtype=torch.float32, device=logits.device)
     kept: list[NDArray[np.int32] | None] = [None] * len(params)
-    for wanted, rows in rows_of.items():
-        drawn = draw(logits[rows], uniforms[rows], wanted)
+    for rows in rows_of.values():
+        drawn = draw(logits[rows], uniforms[rows], params[rows[0]])
         token_ids[rows], logprobs[rows] = drawn.token_ids, drawn.logprobs
         for row, ids in zip(rows, drawn.kept_rows() or [None] * len(rows), strict=True):
             kept[row] = ids

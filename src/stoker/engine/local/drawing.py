@@ -63,7 +63,8 @@ class Drawing:
         entering = self._entering(self._decoder, limit)
         features = [self._decoder.step(self._slots.last_tokens().to(self._device))] if self._places else []
         if entering:
-            self._waiting = [place for place in self._waiting if place not in set(entering)]
+            entered = set(entering)
+            self._waiting = [place for place in self._waiting if place not in entered]
             self._places.extend(entering)
             requests = [self._requests[place] for place in entering]
             self._slots.enter(requests)

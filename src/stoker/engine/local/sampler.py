@@ -56,8 +56,9 @@ class LocalSampler:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue samples. Raises ModelError, and queues none, where one can't be drawn."""
+        vocabulary = self._model.config.get_text_config(decoder=True).vocab_size
         for request in requests:
-            self._check(request)
+            self._check(request, vocabulary)
         self._queue.extend(requests)
 
     def collect(self) -> Iterator[Sample]:
@@ -128,11 +129,11 @@ class LocalSampler:
         name = type(self._model).__name__
         self.notes.append(f"{name} is sampled through transformers' own modules, which is slower: {reason}.")
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, vocabulary: int) -> None:
         prompt, params = request.prompt, request.params
         if not prompt.token_ids:
             raise ModelError(f"prompt {prompt.id} has no tokens: a model needs at least one (e.g. its BOS token).")
-        vocabulary, largest = self._model.config.get_text_config(decoder=True).vocab_size, max(prompt.token_ids)
+        largest = max(prompt.token_ids)
         if largest >= vocabulary:
             raise ModelError(
                 f"prompt {prompt.id} has token {largest}, but {type(self._model).__name__} knows {vocabulary}: its "
