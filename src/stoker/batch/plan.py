@@ -253,17 +253,19 @@ def _update_rows(p: BatchPlan) -> tuple[Row, ...]:
 
 
 def _run_rows(p: BatchPlan) -> tuple[Row, ...]:
-    trained = p.trained_parameters
-    of = (
-        f"of {p.parameters:,}"
-        if trained == p.parameters
-        else f"adapters (lora.rank) beside {p.parameters:,} frozen ones"
-    )
     return (
         Row("steps", f"{p.steps:,}", "steps", "run", "stop.steps"),
         Row("total samples", f"{p.total_samples:,}", "samples", "run", f"{p.steps} x {p.samples_per_step}"),
         Row("total updates", f"{p.total_updates:,}", "updates", "run", f"{p.steps} x {p.updates_per_step}"),
         Row("warm-up", f"{p.warmup_samples:,}", "samples", "run", f"the first {p.warmup_updates} updates, linear"),
         Row("learning rate", f"{p.learning_rate:g}", "", "peak", "optimizer.learning_rate"),
-        *([] if trained is None else [Row("trained parameters", f"{trained:,}", "parameters", "policy", of)]),
+        *_size_rows(p),
     )
+
+
+def _size_rows(p: BatchPlan) -> tuple[Row, ...]:
+    if p.parameters is None or p.trained_parameters is None:
+        return ()
+    whole = p.trained_parameters == p.parameters
+    how = "all of them" if whole else f"adapters (lora.rank) beside {p.parameters:,} frozen ones"
+    return (Row("trained parameters", f"{p.trained_parameters:,}", "parameters", "policy", how),)

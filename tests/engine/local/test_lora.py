@@ -497,12 +497,22 @@ def test_a_seed_means_the_same_adapters_whatever_the_dtype(run_config: Make) -> 
     assert not torch.equal(drawn(0, torch.float32), drawn(1, torch.float32))
 
 
-def test_dora_is_refused(tmp_path: Path, make_lora_learner: Make) -> None:
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"use_dora": True}, "more than plain LoRA"),
+        ({"modules_to_save": ["lm_head"]}, "whole modules or tokens"),
+        ({"peft_type": "LOHA"}, "stoker knows LoRA"),
+    ],
+)
+def test_other_adapters_are_refused(tmp_path: Path, make_lora_learner: Make, more: dict[str, Any], said: str) -> None:
     base = saved_base(tmp_path)
     make_lora_learner(load(base), base).save(tmp_path / "step_1")
     settings = tmp_path / "step_1" / "policy" / "adapter_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"use_dora": True}))
-    with pytest.raises(ModelError, match="more than plain LoRA"):
+    saved = json.loads(settings.read_text())
+    kept = {"base_model_name_or_path": saved["base_model_name_or_path"]} if "peft_type" in more else saved
+    settings.write_text(json.dumps(kept | more))
+    with pytest.raises(ModelError, match=said):
         load(settings.parent)
 
 

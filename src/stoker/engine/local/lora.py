@@ -79,7 +79,7 @@ def attach_saved(model: PreTrainedModel, folder: Path) -> None:
     if not path.is_file():
         raise ModelError(f"{folder} has no {path.name} (pickled adapters can run code, and are never loaded)")
     _inject(model, config)
-    _require_plain(model, folder)
+    _require_plain(model, config, folder)
     try:
         result: Any = set_peft_model_state_dict(model, load_file(path))
     except (RuntimeError, SafetensorError) as error:
@@ -141,7 +141,10 @@ def _inject(model: PreTrainedModel, config: LoraConfig) -> None:
             part[ADAPTER].to(model.dtype)
 
 
-def _require_plain(model: PreTrainedModel, folder: Path) -> None:
+def _require_plain(model: PreTrainedModel, config: LoraConfig, folder: Path) -> None:
+    """What trains, merges and saves adapters knows A and B of linear maps, nothing else."""
+    if config.modules_to_save or config.trainable_token_indices:
+        raise ModelError(f"{folder} has whole modules or tokens beside its adapters: merge it with peft, and load that")
     for name, layer in layers_of(model).items():
         if type(layer) is not AdaptedLinear or layer.lora_variant or layer.lora_bias[ADAPTER]:
             raise ModelError(
