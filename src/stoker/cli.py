@@ -93,7 +93,7 @@ def train(
             help="Profile this many steps, after a first one that isn't: seconds, tokens/s and the share of the "
             "machine's matmul peak by phase, the longest operators, and a trace for https://ui.perfetto.dev in the run "
             "folder. Training is the same to the bit; 2 or 3 steps are plenty (for a short look add stop.steps=4).",
-            min=1,
+            min=0,
             show_default=False,
             metavar="N",
         ),

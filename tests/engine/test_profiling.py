@@ -74,8 +74,8 @@ def test_the_profile_adds_up_and_the_trace_opens(make_config: Callable[..., RunC
     assert phases["sample"]["tokens"] == drawn[2] + drawn[3]
     for name in ("sample", "score", "update"):
         phase = phases[name]
-        assert 0 < phase["algorithmic_flops"] <= phase["executed_flops"] < 3 * phase["algorithmic_flops"]
-        assert phase["mfu"] <= phase["hfu"] < 1
+        assert 0.9 < phase["executed_flops"] / phase["algorithmic_flops"] < 3
+        assert phase["hfu"] / phase["mfu"] == pytest.approx(phase["executed_flops"] / phase["algorithmic_flops"])
         assert any(operator["name"] == "aten::mm" for operator in phase["operators"])
         assert 0 < phase["in_operators"] < phase["seconds"]
     assert phases["reward"]["mfu"] is None
