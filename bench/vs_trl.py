@@ -2,7 +2,8 @@
 
 64 samples a step (8 prompts x 8), up to 64 new tokens, KL leash 0.04 by k3, temperature 1. Both compute in the
 dtype this machine is fastest in; TRL with its own generation, 16 samples in a micro-batch (with all 64 in one it
-took 23 GB) and no gradient checkpointing, fp32 weights, under autocast where that dtype is bfloat16. The first step of each process is left out. Ratios are stoker over TRL; memory is the process's peak.
+took 23 GB) and no gradient checkpointing, fp32 weights, under autocast where that dtype is bfloat16. The first
+step of each process is left out. Ratios are stoker over TRL; memory is the process's peak.
 """
 
 import argparse
@@ -176,14 +177,8 @@ def main() -> None:
         raise SystemExit(f"{MODEL} is missing: `make smollm2` makes it")
     if args.side:
         run = ours if args.side == "ours" else theirs
-        print(
-            json.dumps(
-                {
-                    **run(QUICK if args.quick else Sizes(), args.steps, workspace("vs-trl")),
-                    "peak": peak_resident_bytes(),
-                }
-            )
-        )
+        measured = run(QUICK if args.quick else Sizes(), args.steps, workspace("vs-trl"))
+        print(json.dumps({**measured, "peak": peak_resident_bytes()}))
         return
     steps, pairs = (2, 1) if args.quick else (4, 3)
     found = [tuple(side(name, steps, quick=args.quick) for name in ("ours", "theirs")) for _ in range(pairs)]
