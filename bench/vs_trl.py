@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
     new_tokens: int = 64
 
 
-QUICK = Sizes(prompts=4, new_tokens=32)
+QUICK = Sizes(prompts=2, new_tokens=32)
 
 
 def ours(sizes: Sizes, steps: int, folder: Path) -> dict[str, Any]:
