@@ -1,8 +1,9 @@
 """One GRPO step of stoker beside one of TRL: the same model, prompts, reward and sizes, in alternating processes.
 
-64 samples a step (8 prompts x 8), KL leash 0.04, temperature 1. TRL runs its defaults (its own generation,
-fp32 weights under bf16 autocast); stoker runs bf16 compute weights with an fp32 master. The first step of
-each process is left out. Ratios are stoker over TRL; memory is the process's peak.
+64 samples a step (8 prompts x 8), up to 64 new tokens, KL leash 0.04 by k3, temperature 1. Both compute in the
+dtype this machine is fastest in; TRL with its own generation, 16 samples in a micro-batch (with all 64 in one it
+took 23 GB) and no gradient checkpointing, fp32 weights, under autocast where that dtype is bfloat16. The first
+step of each process is left out. Ratios are stoker over TRL; memory is the process's peak.
 """
 
 import argparse
@@ -11,17 +12,29 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.common import ROOT, finish, median_and_spread, workspace
 from stoker.record.memory import peak_resident_bytes
 
 MODEL = ROOT / "models" / "smollm2-135m-instruct"
 RUN_FILE = ROOT / "examples" / "smollm2_arithmetic.toml"
-PROMPTS, SAMPLES, NEW_TOKENS, RATE = 8, 8, 32, 1e-5
+RATE = 1e-5
 
 
-def ours(steps: int, folder: Path) -> dict[str, Any]:
+class Sizes(NamedTuple):
+    """Of one step."""
+
+    prompts: int = 8
+    samples: int = 8
+    """Of each prompt."""
+    new_tokens: int = 64
+
+
+QUICK = Sizes(prompts=2, new_tokens=32)
+
+
+def ours(sizes: Sizes, steps: int, folder: Path) -> dict[str, Any]:
     from stoker.config import load as config_load
     from stoker.record.read import Run
     from stoker.runner import train
@@ -31,11 +44,12 @@ def ours(steps: int, folder: Path) -> dict[str, Any]:
         "name=ours",
         f"model.path={MODEL}",
         f"stop.steps={steps}",
-        f"sampling.prompts_per_step={PROMPTS}",
-        f"sampling.samples_per_prompt={SAMPLES}",
-        f"sampling.max_new_tokens={NEW_TOKENS}",
+        f"sampling.prompts_per_step={sizes.prompts}",
+        f"sampling.samples_per_prompt={sizes.samples}",
+        f"sampling.max_new_tokens={sizes.new_tokens}",
         "sampling.temperature=1.0",
         "kl.coefficient=0.04",
+        "kl.estimator=k3",
         f"optimizer.learning_rate={RATE}",
         "validation.holdout=0",
         "validation.sets=[]",
@@ -51,12 +65,14 @@ def ours(steps: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def theirs(steps: int, folder: Path) -> dict[str, Any]:
+def theirs(sizes: Sizes, steps: int, folder: Path) -> dict[str, Any]:
+    import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     from stoker.config import load as config_load
+    from stoker.engine.local.dtype import fastest_dtype
     from stoker.rl import rewards
     from stoker.rl.tasks import read_rows
     from stoker.rl.types import Prompt, Sample, SamplingParams
@@ -96,10 +112,12 @@ def theirs(steps: int, folder: Path) -> dict[str, Any]:
     clock = Clock()
     settings = GRPOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=SAMPLES,
-        gradient_accumulation_steps=PROMPTS,
-        num_generations=SAMPLES,
-        max_completion_length=NEW_TOKENS,
+        per_device_train_batch_size=2 * sizes.samples,
+        gradient_accumulation_steps=sizes.prompts // 2,
+        bf16=fastest_dtype(torch.device("cpu")) == "bfloat16",
+        gradient_checkpointing=False,
+        num_generations=sizes.samples,
+        max_completion_length=sizes.new_tokens,
         beta=0.04,
         temperature=1.0,
         learning_rate=RATE,
@@ -121,13 +139,22 @@ def theirs(steps: int, folder: Path) -> dict[str, Any]:
     trainer.train()
     suite.close()
     logs = [entry for entry in trainer.state.log_history if "reward" in entry]
-    tokens = [entry["completions/mean_length"] * PROMPTS * SAMPLES for entry in logs]
+    tokens = [entry["completions/mean_length"] * sizes.prompts * sizes.samples for entry in logs]
     return {"seconds": clock.seconds, "tokens": tokens, "rewards": [entry["reward"] for entry in logs]}
 
 
-def side(name: str, steps: int) -> dict[str, Any]:
+def side(name: str, steps: int, *, quick: bool) -> dict[str, Any]:
     """Run one side in a process of its own."""
-    command = [sys.executable, "-m", "bench.vs_trl", "--side", name, "--steps", str(steps)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.vs_trl",
+        "--side",
+        name,
+        "--steps",
+        str(steps),
+        *(["--quick"] if quick else []),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600, check=False)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -142,7 +169,7 @@ def side(name: str, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer steps and one pair")
+    parser.add_argument("--quick", action="store_true", help="smaller steps, fewer of them, and one pair")
     parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -150,10 +177,11 @@ def main() -> None:
         raise SystemExit(f"{MODEL} is missing: `make smollm2` makes it")
     if args.side:
         run = ours if args.side == "ours" else theirs
-        print(json.dumps({**run(args.steps, workspace("vs-trl")), "peak": peak_resident_bytes()}))
+        measured = run(QUICK if args.quick else Sizes(), args.steps, workspace("vs-trl"))
+        print(json.dumps({**measured, "peak": peak_resident_bytes()}))
         return
-    steps, pairs = (3, 1) if args.quick else (5, 3)
-    found = [(side("ours", steps), side("theirs", steps)) for _ in range(pairs)]
+    steps, pairs = (2, 1) if args.quick else (4, 3)
+    found = [tuple(side(name, steps, quick=args.quick) for name in ("ours", "theirs")) for _ in range(pairs)]
     ratios = {key: [a[key] / b[key] for a, b in found] for key in ("steps_per_s", "tokens_per_s", "peak")}
     finish(
         {

@@ -146,3 +146,18 @@ def test_init_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "can't be written" in done.output
     assert "Traceback" not in done.output
+
+
+def test_profile_prints_a_table_and_in_json_one_object(run_file: Path, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--profile", "1", "--quiet"])
+    assert done.exit_code == 0, done.output
+    for part in ("matmul peak measured here", "tokens/s", "MFU", "longest operators", "ui.perfetto.dev"):
+        assert part in done.output
+    as_json = runner.invoke(app, ["train", str(run_file), "--profile", "1", "--json", "name=other"])
+    lines = [json.loads(line) for line in as_json.output.splitlines()]
+    assert lines[-1]["event"] == "profile"
+    assert lines[-1]["phases"]["sample"]["tokens"] > 0
+    for words in (["--profile", "2"], ["--profile", "1", "--smoke"]):
+        refused = runner.invoke(app, ["train", str(run_file), *words, "name=third"])
+        assert refused.exit_code == 2
+        assert "Traceback" not in refused.output

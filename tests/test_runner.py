@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from stoker import wiring
+from stoker import runner, wiring
 from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
 from stoker.engine.local.critic import start_critic
@@ -501,3 +501,17 @@ def test_a_run_in_another_process_gives_the_same_bits(make_config: Callable[...,
     generators = [load_file(folder / "checkpoints" / "step_2" / "rng.safetensors") for folder in (here.folder, there)]
     assert same(*generators)  # a model whose own code draws repeats too
     assert comparable(there) == comparable(here.folder)
+
+
+def test_auto_dtype_is_chosen_once_and_stays_the_runs_own(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that finds another dtype fastest goes on in the run's."""
+    monkeypatch.setattr(runner, "fastest_dtype", lambda device: "bfloat16")
+    folder = quiet(make_config("model.dtype=auto")).folder
+    assert config_load.load(folder / "config.toml").model.dtype == "bfloat16"
+    monkeypatch.setattr(runner, "fastest_dtype", lambda device: "float32")
+    assert quiet(make_config("model.dtype=auto", "stop.steps=3"), resume=True).step == 3
+    assert config_load.load(folder / "config.toml").model.dtype == "bfloat16"
+    saved = load_file(folder / "checkpoints" / "step_3" / "policy" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}

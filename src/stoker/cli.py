@@ -37,11 +37,12 @@ def init(
         str | None, typer.Option(help="JSONL, parquet, CSV, dataset name, or generator pkg.mod:fn.")
     ] = None,
     reward: Annotated[str | None, typer.Option(help="`math`, `exact`, or your function: file.py:fn.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="`grpo` or `ppo`.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="`grpo`, `ppo` or another (docs/algorithms.md).")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; defaults for what no option gives.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a commented run file; asks for what the options leave open."""
+    from stoker.config.algorithm import RECIPES
     from stoker.config.init import Answers, name_of, template
 
     if path.exists() and not force:
@@ -52,13 +53,13 @@ def init(
         "model": "Model (folder, GGUF file, Hugging Face name)",
         "data": "Data (JSONL, parquet, CSV, dataset name, pkg.mod:fn)",
         "reward": "Reward (math, exact, or file.py:fn)",
-        "algorithm": "Algorithm (grpo, ppo)",
+        "algorithm": f"Algorithm ({', '.join(RECIPES)})",
     }
     for key, question in questions.items():
         if given[key] is None:
             given[key] = getattr(default, key) if yes else typer.prompt(question, default=getattr(default, key))
-    if given["algorithm"] not in ("grpo", "ppo"):
-        fail(f"algorithm {given['algorithm']!r} is not known: grpo or ppo")
+    if given["algorithm"] not in RECIPES:
+        fail(f"algorithm {given['algorithm']!r} is not known: {', '.join(RECIPES)}")
     answers = Answers(name=name_of(path.name), **given)  # type: ignore[arg-type]
     try:
         path.write_text(template(answers), encoding="utf-8")
@@ -86,27 +87,44 @@ def train(
             "--smoke", help="One real step with small sizes: what each phase did, and an audit of the reward."
         ),
     ] = False,
+    profile: Annotated[
+        int,
+        typer.Option(
+            help="Profile this many steps, after a first one that isn't: seconds, tokens/s and the share of the "
+            "machine's matmul peak by phase, the longest operators, and a trace for https://ui.perfetto.dev in the run "
+            "folder. Training is the same to the bit; 2 or 3 steps are plenty (for a short look add stop.steps=4).",
+            min=0,
+            show_default=False,
+            metavar="N",
+        ),
+    ] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and the final words.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model as the run file says. Ctrl-C stops it cleanly; --resume goes on."""
     from stoker.config.load import load
 
+    if profile and (dry_run or smoke):
+        fail("--profile measures steps of a real run: leave out --dry-run and --smoke")
     mode = "json" if as_json else "quiet" if quiet else "table"
     try:
         config = load(run_file, overrides or [])
         if dry_run:
             _dry_run(config, as_json)
         elif smoke:
-            from stoker.smoke import smoke as run_smoke
-
-            report = run_smoke(config, "json" if as_json else "quiet")
-            typer.echo(json.dumps(report.to_json()) if as_json else str(report))
-            raise typer.Exit(0 if report.ok else 1)
+            _smoke(config, as_json)
         else:
             from stoker.runner import train as run_train
 
-            result = run_train(config, resume=resume, allow_changes=allow_changes, mode=mode)  # type: ignore[arg-type]
+            result = run_train(
+                config,
+                resume=resume,
+                allow_changes=allow_changes,
+                mode=mode,  # type: ignore[arg-type]
+                profile_steps=profile,
+            )
+            if profile:
+                _print_profile(result.folder, as_json)
             raise typer.Exit(result.exit_code)
     except StokerError as error:
         if as_json:
@@ -116,6 +134,7 @@ def train(
 
 def _dry_run(config: Any, as_json: bool) -> None:
     from stoker.batch.plan import make, render
+    from stoker.config.algorithm import describe
     from stoker.config.load import to_toml
 
     plan, unknown = make(config), ""
@@ -127,9 +146,27 @@ def _dry_run(config: Any, as_json: bool) -> None:
         typer.echo(json.dumps({"config": config.model_dump(mode="json"), "batch_plan": json.loads(plan.to_json())}))
     else:
         typer.echo(to_toml(config))
+        typer.echo(f"{describe(config.algorithm)}\n")
         typer.echo(render(plan))
         if unknown:
             typer.echo(f"trained parameters: not known yet: {unknown}")
+
+
+def _smoke(config: Any, as_json: bool) -> NoReturn:
+    from stoker.smoke import smoke
+
+    report = smoke(config, "json" if as_json else "quiet")
+    typer.echo(json.dumps(report.to_json()) if as_json else str(report))
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _print_profile(folder: Path, as_json: bool) -> None:
+    from stoker.report.profile import read_profile, render
+
+    if not (folder / "profile.json").exists():
+        return  # the run said why
+    found = read_profile(folder)
+    typer.echo(json.dumps({"event": "profile", **found}) if as_json else f"\n{render(found, folder)}")
 
 
 @app.command("eval")

@@ -10,6 +10,8 @@ from stoker.config import secrets
 from stoker.config.changes import diff
 from stoker.config.schema import RunConfig
 from stoker.engine import checkpoint
+from stoker.engine.local.dtype import fastest_dtype, wasteful
+from stoker.engine.local.load import pick_device
 from stoker.engine.resume import restore
 from stoker.errors import CheckpointError, ConfigError, RunError
 from stoker.record import environment, read
@@ -41,15 +43,32 @@ class Result:
     """0, or 128 + the signal that stopped the run."""
 
 
-def train(config: RunConfig, *, resume: bool = False, allow_changes: bool = False, mode: Mode = "table") -> Result:
-    """Train to the run's end, or on from its last checkpoint. Raises StokerError that says what to do."""
+def train(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    allow_changes: bool = False,
+    mode: Mode = "table",
+    profile_steps: int = 0,
+) -> Result:
+    """Train to the run's end, or on from its last checkpoint. Raises StokerError that says what to do.
+
+    `profile_steps`: profile so many steps after the first of this attempt (see `engine.profiling`).
+    """
     _require_one_process()
+    if profile_steps >= config.stop.steps:
+        raise ConfigError(
+            f"profiling {profile_steps} steps after an unprofiled first needs stop.steps = {profile_steps + 1} or "
+            f"more, and it is {config.stop.steps}"
+        )
     rows = tasks.read_rows(config)  # faults of the data show before a model loads
     with open_attempt(config, resume=resume, mode=mode) as attempt:
         try:
-            if resume:
-                _compare(attempt, config, allow_changes)
-            run = build(config, attempt, rows)
+            saved = _saved_config(attempt) if resume else None
+            config = _with_dtype(attempt, config, saved)
+            if saved is not None:
+                _compare(attempt, saved, config, allow_changes)
+            run = build(config, attempt, rows, profile_steps=profile_steps)
             begin(run, attempt)
             add_trackers(run, attempt)
             ending = train_loop(run)
@@ -70,17 +89,39 @@ def _require_one_process() -> None:
         )
 
 
-def _compare(attempt: Attempt, config: RunConfig, allow_changes: bool) -> None:
+def _config_file(folder: Path) -> Path:
+    return folder / "config.toml"
+
+
+def _saved_config(attempt: Attempt) -> RunConfig | None:
+    """What the run was started with; None where it never came so far."""
+    file = _config_file(attempt.folder.path)
+    return config_load.load(file) if file.exists() else None
+
+
+def _with_dtype(attempt: Attempt, config: RunConfig, saved: RunConfig | None) -> RunConfig:
+    """The config with `auto` made a dtype. A resume keeps the run's: another machine may be faster in another."""
+    device, dtype = pick_device(config.model.device), config.model.dtype
+    if dtype != "auto":
+        if warning := wasteful(dtype, device):
+            attempt.display.warn(warning)
+        return config
+    chosen = saved.model.dtype if saved else fastest_dtype(device)
+    attempt.display.say(
+        f"model.dtype = {chosen} ({'as the run began' if saved else f'the fastest on this {device.type}'})"
+    )
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": chosen})})
+
+
+def _compare(attempt: Attempt, saved: RunConfig, config: RunConfig, allow_changes: bool) -> None:
     """Say what changed since the run was started. Raises ConfigError for what would make it another run."""
-    saved = attempt.folder.path / "config.toml"
-    if not saved.exists():
-        return
-    changes = diff(config_load.load(saved), config)
+    changes = diff(saved, config)
     breaking = [str(change) for change in changes if change.breaks]
     if breaking and not allow_changes:
         raise ConfigError(
             "the run file differs from the one this run was started with:\n  " + "\n  ".join(breaking) + "\n"
-            f"resume with {saved}, or go on all the same with --allow-changes (it is recorded)"
+            f"resume with {_config_file(attempt.folder.path)}, or go on all the same with --allow-changes "
+            "(it is recorded)"
         )
     for change in changes:
         attempt.recorder.event("config_change", str(change), breaks=change.breaks)
@@ -170,6 +211,6 @@ def _explain(error: BaseException, attempt: Attempt) -> None:
 
 
 def way_back(folder: Path) -> str:
-    if not (folder / "config.toml").exists():
+    if not (file := _config_file(folder)).exists():
         return "nothing was trained yet: mend the cause and start the run again"
-    return f"go on with: stoker train {shlex.quote(str(folder / 'config.toml'))} --resume"
+    return f"go on with: stoker train {shlex.quote(str(file))} --resume"

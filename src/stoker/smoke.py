@@ -51,7 +51,7 @@ class SmokeReport:
         told = {
             "setup": "read the data, loaded the model and warmed it up",
             "evaluate": "answered held-out prompts, twice",
-            "sample": f"drew {m['sample/count']:.0f} answers of {m['batch/prompts']:.0f} prompts, "
+            "sample": f"drew {m['sample/count']:.0f} answers of {m['sample/prompts']:.0f} prompts, "
             f"{m['sample/tokens']:.0f} tokens, {m['sample/truncated']:.0%} cut at the limit",
             "reward": f"mean {m.get('reward/mean', 0):.3f}, {m['reward/solved']:.0%} right, "
             f"{m['reward/unparsed']:.0%} without an answer, {m['reward/abstained']:.0%} not scored",

@@ -23,6 +23,7 @@ from stoker.engine.local.load import (
     load_tokenizer,
 )
 from stoker.engine.local.sampler import LocalSampler
+from stoker.engine.profiling import Profiler
 from stoker.engine.resume import RunCheckpoints
 from stoker.engine.trackers import open_trackers
 from stoker.errors import StokerError
@@ -32,7 +33,7 @@ from stoker.record.disk import Patience, write_json, write_text
 from stoker.record.folder import RunFolder
 from stoker.record.progress import Mode, Progress
 from stoker.record.write import Recorder
-from stoker.rl import rewards, tasks
+from stoker.rl import advantages, losses, rewards, tasks
 from stoker.rl.interrupt import Interrupt
 from stoker.rl.kl import KlState
 from stoker.rl.run import Run
@@ -86,12 +87,18 @@ def planned(config: RunConfig) -> tuple[batch_plan.BatchPlan, str]:
     return batch_plan.make(config, total, trained), ""
 
 
-def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
-    """The run at its very start: weights loaded, nothing sampled. Notes and warnings are said and recorded."""
+def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_steps: int = 0) -> Run:
+    """The run at its very start: weights loaded, nothing sampled. Notes and warnings are said and recorded.
+
+    `profile_steps`: how many steps after the first to profile.
+    """
     source = policy_source(config)
     attempt.display.phase("setup")
     torch.manual_seed(config.seed)  # a model's own code may draw; stoker's draws don't use torch's generator
-    suite = rewards.build(config.rewards)  # its faults show before a model loads
+    if not config.algorithm.needs_critic:
+        advantages.estimator(config.algorithm.advantage)
+    losses.surrogate(config.algorithm.loss)
+    suite = rewards.build(config.rewards)  # its faults, too, show before a model loads
     attempt.closing.callback(suite.close)
     tokenizer = load_tokenizer(source)
     data = tasks.load(config, tokenizer, rows)
@@ -124,6 +131,8 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows) -> Run:
     )
     run.tell([*data.notes, *learner.notes, *sampler.notes])
     sampler.on_progress = _sampling_progress(run)
+    if profile_steps:
+        run.watchers.append(attempt.closing.enter_context(Profiler(run, model, attempt.folder.path, profile_steps)))
     _write_facts(attempt.folder, config, plan, facts)
     return run
 

@@ -72,3 +72,37 @@ def test_too_long_a_row_is_named_with_the_setting_to_raise():
 def test_nothing_and_empty_rows():
     assert pack([], 8) == []
     assert pack([0, 0, 0], 8) == [[0, 1, 2]]
+
+
+def every_cut(lengths, ceiling):
+    """All packings of the lengths in descending order that fit."""
+    if not lengths:
+        yield []
+    for size in range(1, len(lengths) + 1):
+        if size * lengths[0] <= ceiling:
+            for rest in every_cut(lengths[size:], ceiling):
+                yield [lengths[:size], *rest]
+
+
+@given(st.lists(st.integers(1, 9), max_size=8), st.integers(9, 40), st.integers(0, 20))
+def test_with_an_overhead_no_packing_in_order_of_length_costs_less(lengths, ceiling, overhead):
+    found = pack(lengths, ceiling, overhead=overhead)
+    least = min(
+        len(cut) * overhead + sum(len(rows) * rows[0] for rows in cut)
+        for cut in every_cut(sorted(lengths, reverse=True), ceiling)
+    )
+
+    assert sorted(row for rows in found for row in rows) == list(range(len(lengths)))
+    assert all(cost(lengths, rows) <= ceiling for rows in found)
+    assert len(found) * overhead + padded_tokens(lengths, found) == least
+
+
+def test_an_overhead_decides_whether_a_cut_pays():
+    # Together 4 x 10 tokens, apart 2 x 10 + 2 x 4: the cut saves 12.
+    assert pack([10, 4, 10, 4], 100, overhead=11) == [[0, 2], [1, 3]]
+    assert pack([10, 4, 10, 4], 100, overhead=13) == [[0, 2, 1, 3]]
+    assert pack([10, 4, 10, 4], 30, overhead=13) == [[0, 2], [1, 3]]
+
+
+def test_a_row_above_the_ceiling_stands_alone_with_an_overhead_too():
+    assert pack([3, 50, 3], 10, oversized="alone", overhead=5) == [[1], [0, 2]]

@@ -222,6 +222,32 @@ def test_warm_start_examples_far_outside_fine_tuning_warn() -> None:
 def test_gamma_per_token_and_low_lambda_warn_for_ppo_only() -> None:
     gamma = ("algorithm.gamma=0.99", "sampling.max_new_tokens=512")
     assert "over 512 tokens 0.6% of an end reward" in warnings("algorithm.name=ppo", *gamma)
-    assert "gamma" not in warnings(*gamma)
     assert "gae_lambda = 0.8" in warnings("algorithm.name=ppo", "algorithm.gae_lambda=0.8")
     assert "gae_lambda" not in warnings("algorithm.name=ppo", "algorithm.gae_lambda=0.9")
+
+
+def test_dynamic_sampling_and_greedy_answers_are_in_the_plan() -> None:
+    sizes = ("sampling.prompts_per_step=16", "sampling.samples_per_prompt=4", "sampling.max_new_tokens=10")
+    dapo = plan.make(run("algorithm.name=dapo", *sizes))
+    assert (dapo.draws_per_step, dapo.sampled_tokens_per_step) == (10, 10 * 64 * 10)
+    remax = plan.make(run("algorithm.name=remax", *sizes))
+    assert (remax.greedy_samples_per_step, remax.sampled_tokens_per_step) == (16, (64 + 16) * 10)
+    assert remax.total_samples == 64 * 100  # greedy answers don't train
+    assert "draws per step" in str(dapo) and "10 x 64 x 10 " in str(dapo)
+    assert "greedy answers per step" in str(remax) and "80 x 10 " in str(remax)
+    assert "draws per step" not in str(plan.make(run(*sizes)))
+
+
+def test_an_unclipped_loss_warns_where_the_policy_moves_within_a_step() -> None:
+    assert "doesn't clip" in warnings("algorithm.name=rloo", "update.epochs_per_step=2")
+    assert "doesn't clip" in warnings("algorithm.name=rloo", "update.samples_per_update=64")
+    assert "doesn't clip" not in warnings("algorithm.name=rloo")
+    assert "doesn't clip" not in warnings("update.epochs_per_step=2")
+
+
+def test_a_name_whose_keys_are_all_anothers_warns() -> None:
+    """As when a resolved run file gets another name on the command line."""
+    dr_grpo = ("algorithm.advantage_scale=none", "algorithm.loss_weighting=fixed")
+    assert "so this run is dr_grpo" in warnings(*dr_grpo)
+    assert "so this run is" not in warnings("algorithm.name=dr_grpo")
+    assert "so this run is" not in warnings("algorithm.name=dr_grpo", "algorithm.clip_high=0.25")

@@ -20,7 +20,7 @@ def test_equal_configs_have_no_changes() -> None:
         "task.system_prompt=x",
         "sampling.prompts_per_step=32",
         "sampling.samples_per_prompt=16",
-        "algorithm.name=ppo",
+        "algorithm.clip_high=0.3",
         "optimizer.name=sgd",
         "optimizer.learning_rate=1e-5",
         "lora.rank=8",
@@ -53,6 +53,14 @@ def test_failure_30_changes_that_break_the_run(override: str) -> None:
 def test_failure_30_harmless_changes(override: str) -> None:
     (change,) = diff(from_dict(BASE), from_dict(BASE, [override]))
     assert not change.breaks
+
+
+def test_failure_30_another_algorithm_shows_every_key_that_it_brings() -> None:
+    changes = diff(from_dict(BASE), from_dict(BASE, ["algorithm.name=ppo"]))
+    assert [change.path for change in changes] == [
+        "algorithm.name", "algorithm.advantage", "algorithm.advantage_scale",
+    ]  # fmt: skip
+    assert all(change.breaks for change in changes)
 
 
 def test_values_and_whole_list_entries() -> None:

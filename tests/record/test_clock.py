@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -213,3 +214,27 @@ def test_a_full_disk_costs_a_beat_but_never_waits(tmp_path: Path, monkeypatch: p
         clock.beat()
     clock.close()
     assert Run.load(tmp_path).seconds_by_phase() == {"setup": 1}
+
+
+def test_what_is_around_a_phase_is_entered_with_it_and_its_time_belongs_to_it(tmp_path: Path) -> None:
+    time = FakeTime()
+    clock = make(tmp_path, time)
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def around(name: str) -> Iterator[None]:
+        seen.append(f"{name} begins in {clock.current}")
+        yield
+        time.pass_(3)
+        seen.append(f"{name} ends in {clock.current}")
+
+    clock.around = around
+    with clock.phase("sample"), clock.phase("reward"):
+        time.pass_(1)
+    assert seen == [
+        "sample begins in sample",
+        "reward begins in reward",
+        "reward ends in reward",
+        "sample ends in sample",
+    ]
+    assert clock.totals() == {"setup": 0.0, "reward": 4.0, "sample": 3.0}

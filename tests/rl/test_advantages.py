@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.rl.advantages import gae, group_relative, reward_to_go, token_rewards, whiten
+from stoker.errors import ConfigError, RunError
+from stoker.rl.advantages import estimator, gae, reward_to_go, sample_advantages, token_rewards, whiten
 
 NAN = float("nan")
 
@@ -13,7 +14,19 @@ def mask_of(*rows: str) -> np.ndarray:
     return np.array([[c == "x" for c in row] for row in rows])
 
 
-# --- group-relative -----------------------------------------------------------------------------------
+# --- of samples ---------------------------------------------------------------------------------------
+
+
+def padded(groups) -> np.ndarray:
+    """(G, n) with NaN for None and for samples that a group doesn't have."""
+    width = max((len(group) for group in groups), default=0)
+    return np.array([[NAN if r is None else r for r in [*group, *[None] * (width - len(group))]] for group in groups])
+
+
+def group_relative(groups, scale="group", name="group", greedy=None) -> list[np.ndarray]:
+    """By group, without what pads it."""
+    found = sample_advantages(padded(groups).reshape(len(groups), -1), greedy, name=name, scale=scale)
+    return [line[: len(group)] for line, group in zip(found, groups, strict=True)]
 
 
 def test_group_relative_by_hand():
@@ -56,6 +69,97 @@ def test_failure_11_a_sample_without_reward_leaves_its_groups_statistics():
     with_none, without = group_relative([[1, None, 0, 0, None]])[0], group_relative([[1, 0, 0]])[0]
     assert with_none[[0, 2, 3]].tolist() == without.tolist()
     assert with_none[[1, 4]].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize(
+    "rewards", [[0.95] * 7, [0.1] * 3, [1e9] * 8, [0.3, 0.1 + 0.2], [0.95], [], [-0.5, None, -0.5]]
+)
+def test_peer_fault_14_leave_one_out_of_equal_rewards_is_exactly_zero(rewards, scale):
+    found = group_relative([rewards, [1.0, 0.0]], scale, "leave_one_out")[0]
+    assert found.tolist() == [0.0] * len(rewards)
+
+
+@given(st.lists(st.none() | st.integers(-9, 9), min_size=2, max_size=9).filter(lambda g: len(g) - g.count(None) > 1))
+def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others(rewards):
+    (found,) = group_relative([rewards], "none", "leave_one_out")
+    for i, reward in enumerate(rewards):
+        others = [r for j, r in enumerate(rewards) if j != i and r is not None]
+        wanted = 0.0 if reward is None else reward - sum(others) / len(others)
+        assert found[i] == pytest.approx(wanted, abs=1e-9)
+
+
+def test_leave_one_out_is_unbiased_by_enumeration():
+    """One token of two: over all pairs of draws, the mean of A grad log p is the exact gradient of the mean reward."""
+    p, reward = np.array([0.3, 0.7]), np.array([1.0, -0.4])
+    exact = p * (reward - p @ reward)  # d/d logits of sum p r
+    total = np.zeros(2)
+    for a in range(2):
+        for b in range(2):
+            pulls = [np.eye(2)[token] - p for token in (a, b)]
+            (advantages,) = group_relative([[reward[a], reward[b]]], "none", "leave_one_out")
+            total += p[a] * p[b] * sum(A * pull for A, pull in zip(advantages, pulls, strict=True)) / 2
+    np.testing.assert_allclose(total, exact)
+
+
+def test_greedy_answers_are_the_baseline():
+    rewards, greedy = [[1, 0, None], [0.5, 1, 1]], np.array([1.0, NAN])
+    first, second = group_relative(rewards, "none", "greedy", greedy)
+    assert first.tolist() == [0, -1, 0]
+    assert second.tolist() == [0, 0, 0]  # no reward for the greedy answer: nothing to measure against
+    with pytest.raises(RunError, match="needs a greedy answer"):
+        group_relative(rewards, "none", "greedy")
+
+
+def test_greedy_baseline_is_unbiased_by_enumeration():
+    p, reward = np.array([0.3, 0.7]), np.array([1.0, -0.4])
+    total = np.zeros(2)
+    for token in range(2):
+        (advantage,) = group_relative([[reward[token]]], "none", "greedy", np.array([reward[p.argmax()]]))
+        total += p[token] * advantage[0] * (np.eye(2)[token] - p)
+    np.testing.assert_allclose(total, p * (reward - p @ reward))
+
+
+def test_rewards_as_they_are():
+    assert group_relative([[1, None], [2, 3]], "none", "reward")[0].tolist() == [1, 0]
+    scaled = group_relative([[1, None], [2, 3]], "batch", "reward")[1]
+    np.testing.assert_allclose(scaled, [2, 3])  # std of 1 2 3 is 1
+
+
+@pytest.mark.parametrize("name", ["group", "leave_one_out"])
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_each_scale_divides_by_its_own_spread(name, scale):
+    groups = [[0, 2], [4, 10]]
+    plain, found = group_relative(groups, "none", name), group_relative(groups, scale, name)
+    stds = [np.std([0, 2, 4, 10], ddof=1)] * 2 if scale == "batch" else [np.std(g, ddof=1) for g in groups]
+    for a, b, std in zip(plain, found, stds, strict=True):
+        np.testing.assert_allclose(b, a / std)
+
+
+OWN = """
+import numpy as np
+
+def ranks(rewards):
+    return np.argsort(np.argsort(rewards, axis=1), axis=1) - 1.0
+
+def short(rewards):
+    return rewards[:, :1]
+
+def holes(rewards):
+    return rewards * np.nan
+"""
+
+
+def test_a_users_own_advantage_by_path(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    assert group_relative([[5, 7, 6]], "none", f"{file}:ranks")[0].tolist() == [-1, 1, 0]
+    with pytest.raises(RunError, match=r"returned shape \(1, 1\) for rewards of shape \(1, 2\)"):
+        group_relative([[5, 7]], "none", f"{file}:short")
+    with pytest.raises(RunError, match="returned NaN or infinity"):
+        group_relative([[5, 7]], "none", f"{file}:holes")
+    with pytest.raises(ConfigError, match=r"algorithm.advantage .* has no 'rank'; did you mean 'ranks'"):
+        estimator(f"{file}:rank")
 
 
 @given(st.lists(st.integers(-20, 20), min_size=2, max_size=16), st.integers(-5, 5), st.integers(1, 9))

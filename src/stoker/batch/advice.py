@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from stoker.config.algorithm import same_as_other
 from stoker.config.schema import RunConfig
 
 __all__ = ["advise", "learning_rate_range"]
@@ -27,7 +28,8 @@ def advise(config: RunConfig, parameters: int | None) -> Iterator[str]:
     yield from _update(config)
     yield from _warmup(config)
     yield from _learning_rate(config, parameters)
-    if config.algorithm.name == "ppo":
+    yield from _algorithm(config)
+    if config.algorithm.needs_critic:
         yield from _discounting(config)
 
 
@@ -55,7 +57,7 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             f"follows those prompts; {FEW_PROMPTS} or more are usual. At the same {prompts * samples} samples per "
             "step, lower sampling.samples_per_prompt instead"
         )
-    if samples < FEW_SAMPLES and config.algorithm.name == "grpo":
+    if samples < FEW_SAMPLES and config.algorithm.compares_samples:
         yield (
             f"sampling.samples_per_prompt = {samples}: a baseline over so few samples is noisy, and groups without "
             f"contrast are frequent; {FEW_SAMPLES} is the floor unless rewards are dense"
@@ -88,6 +90,23 @@ def _update(config: RunConfig) -> Iterator[str]:
         yield (
             f"warm_start.examples_per_update = {warm.examples_per_update}: more than 4x outside the {low} to {high} "
             "sequences usual for fine-tuning; if it is meant, let warm_start.learning_rate follow"
+        )
+
+
+def _algorithm(config: RunConfig) -> Iterator[str]:
+    algorithm, sampling = config.algorithm, config.sampling
+    per_step = sampling.prompts_per_step * sampling.samples_per_prompt
+    several = config.update.epochs_per_step > 1 or config.update.samples_per_update not in (0, per_step)
+    if algorithm.loss == "reinforce" and several:
+        yield (
+            "algorithm.loss = 'reinforce' doesn't clip: after a step's first update its importance weights can grow "
+            "without bound. Take one update a step (update.samples_per_update = 0, update.epochs_per_step = 1), or "
+            "algorithm.loss = 'clip'"
+        )
+    if (other := same_as_other(algorithm)) is not None:
+        yield (
+            f"every key of [algorithm] but its name is that of '{other}', so this run is {other}: set algorithm.name = "
+            f"'{other}', or take out the keys that should be {algorithm.name}'s"
         )
 
 

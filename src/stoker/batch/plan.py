@@ -46,8 +46,12 @@ class BatchPlan:
     """A fraction where updates split groups."""
     max_prompt_tokens: int
     max_new_tokens: int
+    greedy_samples_per_step: int
+    """Drawn as baselines, not trained on."""
+    draws_per_step: int
+    """At most: dynamic sampling draws prompts until the step is full."""
     sampled_tokens_per_step: int
-    """At most: every sample as long as allowed."""
+    """At most: every draw taken, every answer as long as allowed."""
     tokens_per_microbatch: int
     """A ceiling on padded tokens in one forward/backward."""
     concurrent_samples: int
@@ -101,8 +105,11 @@ IDENTITIES: Mapping[str, Callable[[BatchPlan], bool]] = {
     "prompts_per_update x samples_per_prompt = samples_per_update": (
         lambda p: math.isclose(p.prompts_per_update * p.samples_per_prompt, p.samples_per_update)
     ),
-    "sampled_tokens_per_step = samples_per_step x max_new_tokens": (
-        lambda p: p.sampled_tokens_per_step == p.samples_per_step * p.max_new_tokens
+    "sampled_tokens_per_step = draws_per_step x (samples_per_step + greedy_samples_per_step) x max_new_tokens": (
+        lambda p: (
+            p.sampled_tokens_per_step
+            == p.draws_per_step * (p.samples_per_step + p.greedy_samples_per_step) * p.max_new_tokens
+        )
     ),
     "total_samples = steps x samples_per_step": lambda p: p.total_samples == p.steps * p.samples_per_step,
     "total_updates = steps x updates_per_step": lambda p: p.total_updates == p.steps * p.updates_per_step,
@@ -117,6 +124,8 @@ def make(config: RunConfig, parameters: int | None = None, trained_parameters: i
     sampling, update = config.sampling, config.update
     samples_per_step = sampling.prompts_per_step * sampling.samples_per_prompt
     samples_per_update = update.samples_per_update or samples_per_step
+    greedy = sampling.prompts_per_step if config.algorithm.needs_greedy else 0
+    draws = config.algorithm.dynamic_sampling_draws
     updates_per_step = update.epochs_per_step * samples_per_step // samples_per_update
     total_samples = config.stop.steps * samples_per_step
     warmup_samples = round(config.optimizer.warmup_fraction * total_samples)
@@ -130,7 +139,9 @@ def make(config: RunConfig, parameters: int | None = None, trained_parameters: i
         prompts_per_update=samples_per_update / sampling.samples_per_prompt,
         max_prompt_tokens=config.task.max_prompt_tokens,
         max_new_tokens=sampling.max_new_tokens,
-        sampled_tokens_per_step=samples_per_step * sampling.max_new_tokens,
+        greedy_samples_per_step=greedy,
+        draws_per_step=draws,
+        sampled_tokens_per_step=draws * (samples_per_step + greedy) * sampling.max_new_tokens,
         tokens_per_microbatch=update.tokens_per_microbatch,
         concurrent_samples=sampling.concurrent_samples,
         steps=config.stop.steps,
@@ -187,15 +198,24 @@ def _step_rows(p: BatchPlan) -> tuple[Row, ...]:
             "global",
             f"{p.prompts_per_step} x {p.samples_per_prompt}",
         ),
+        *_beside_the_samples(p),
         Row(
             "sampled tokens per step",
             f"{p.sampled_tokens_per_step:,}",
             "tokens",
             "global, at most",
-            f"{p.samples_per_step} x {p.max_new_tokens} (sampling.max_new_tokens)",
+            (f"{p.draws_per_step} x " if p.draws_per_step > 1 else "")
+            + (f"{p.samples_per_step + p.greedy_samples_per_step} x {p.max_new_tokens} (sampling.max_new_tokens)"),
         ),
         Row("decoded together", f"{p.concurrent_samples:,}", "samples", "one sampler", "sampling.concurrent_samples"),
     )
+
+
+def _beside_the_samples(p: BatchPlan) -> tuple[Row, ...]:
+    """What some algorithms draw and don't train on."""
+    greedy = Row("greedy answers per step", f"{p.greedy_samples_per_step:,}", "samples", "global", "one a prompt")
+    draws = Row("draws per step", f"{p.draws_per_step}", "draws", "at most", "algorithm.dynamic_sampling_draws")
+    return (*[greedy] * (p.greedy_samples_per_step > 0), *[draws] * (p.draws_per_step > 1))
 
 
 def _update_rows(p: BatchPlan) -> tuple[Row, ...]:

@@ -3,7 +3,8 @@
 import json
 import re
 from dataclasses import dataclass
-from typing import Literal
+
+from stoker.config.algorithm import RECIPES
 
 __all__ = ["Answers", "name_of", "template"]
 
@@ -22,7 +23,8 @@ class Answers:
     """File, dataset or generator with prompts and answers."""
     reward: str = "math"
     """`math`, `exact`, or a user's function."""
-    algorithm: Literal["grpo", "ppo"] = "grpo"
+    algorithm: str = "grpo"
+    """One of the recipes of `config.algorithm`."""
     prompts_per_step: int = 32
     samples_per_prompt: int = 8
     steps: int = 100
@@ -78,7 +80,7 @@ learning_rate = 1e-3
     return f"""\
 [model]
 path = {_text(answers.model)}  # folder, GGUF file or Hugging Face name
-dtype = "bfloat16"  # compute weights; the optimizer keeps an fp32 master copy
+dtype = "auto"  # of the compute weights: bfloat16 where this machine is faster in it, else float32
 """
 
 
@@ -114,7 +116,7 @@ def _learning(answers: Answers) -> str:
             "1e-6 to 5e-6 suits about 7B; smaller models take more: --smoke warns where it doesn't fit",
         )
     )
-    critic = ""
+    critic, leash = "", 0.0 if RECIPES[answers.algorithm].leash == "none" else 0.04
     if answers.algorithm == "ppo":
         critic = f"""
 [critic]  # the value model, started from the policy
@@ -122,10 +124,10 @@ optimizer = {{ learning_rate = {"3e-4" if answers.embedded else "1e-5"}, warmup_
 """
     return f"""\
 [algorithm]
-name = {_text(answers.algorithm)}  # grpo: the group's mean is the baseline; ppo: a critic, a second model
+name = {_text(answers.algorithm)}  # {RECIPES[answers.algorithm].title}; docs/algorithms.md has them all
 {critic}
 [kl]
-coefficient = 0.04  # leash to the initial policy; 0 saves the reference model's memory
+coefficient = {leash}  # leash to the initial policy; 0 saves the reference model's memory
 adaptive = false  # true: the coefficient follows the measured KL, towards kl.target nats per sequence
 
 [optimizer]

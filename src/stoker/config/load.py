@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from stoker.config import overrides as override
 from stoker.config import secrets
+from stoker.config.algorithm import fill_leash
 from stoker.config.explain import explain
 from stoker.config.schema import RunConfig
 from stoker.errors import ConfigError
@@ -75,7 +76,7 @@ def _build(data: dict[str, Any], overrides: Sequence[str], origin: str) -> RunCo
     if not faults:
         try:
             # strict JSON mode: "16" is not 16 and 1.0 is not a count, yet lists may stand for tuples
-            config = RunConfig.model_validate_json(json.dumps(data), strict=True)
+            config = RunConfig.model_validate_json(json.dumps(fill_leash(data)), strict=True)
             run_folder(config)
             return config
         except ValidationError as error:

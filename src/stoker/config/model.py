@@ -16,8 +16,9 @@ class Model(Section):
     """Folder, GGUF file, Hugging Face name, or `embedded:tiny` (a small model that ships with stoker)."""
     from_scratch: bool = False
     """Build from the config with random weights of the run's seed instead of loading weights."""
-    dtype: Dtype = "float32"
-    """Compute weights. With bfloat16 the optimizer keeps an fp32 master copy."""
+    dtype: Dtype | Literal["auto"] = "float32"
+    """Compute weights; the optimizer keeps an fp32 master copy of 16-bit ones. `auto`: bfloat16 where this device
+    multiplies faster in it (measured when the run starts, and kept for its life), else float32."""
     device: str = "auto"
     """`auto` (cuda, then mps, then cpu) or a torch device."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -53,14 +54,14 @@ class Lora(Section):
     """What a checkpoint's `policy` folder holds: the adapters alone (loads with peft, needs the base), or the weights
     with the adapters added (loads with transformers alone). A resume uses neither: the adapters are kept beside it."""
 
-    def conflict(self, algorithm: str, model: Model, reference: Reference, start_from: str) -> str | None:
+    def conflict(self, needs_critic: bool, model: Model, reference: Reference, start_from: str) -> str | None:
         """What in the rest of the run file doesn't go with adapters, and the way out."""
         if not self.rank:
             return None
-        if algorithm == "ppo":
+        if needs_critic:
             return (
-                "lora.rank > 0 with algorithm.name = 'ppo': PPO's critic is a second whole model that trains all its "
-                "weights, which is what adapters are to save: use 'grpo', or lora.rank = 0"
+                "lora.rank > 0 with algorithm.advantage = 'gae' (ppo): the critic is a second whole model that "
+                "trains all its weights, which adapters are to save: use algorithm.name = 'grpo', or lora.rank = 0"
             )
         if model.from_scratch and not start_from and self.checkpoint == "adapter":
             return (

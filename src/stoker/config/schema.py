@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from stoker.config.algorithm import RECIPES, Algorithm
 from stoker.config.base import (
     BelowOne,
     Dtype,
@@ -102,39 +103,16 @@ class Reward(Section):
     kwargs: dict[str, Any] = {}
 
 
-class Algorithm(Section):
-    """From rewards to advantages to the loss."""
-
-    name: Literal["grpo", "ppo"] = "grpo"
-    clip_low: NonNegative = 0.2
-    clip_high: NonNegative = 0.2
-    loss_weighting: Literal["token", "sample", "fixed"] = "token"
-    """One denominator per update: response tokens; samples (mean of means); or samples x max_new_tokens."""
-    advantage_scale: Literal["group", "batch", "none"] = "group"
-    """Divide group-centred rewards by the std of the group, of the whole step, or not at all."""
-    mask_truncated: bool = False
-    """Leave samples that hit max_new_tokens out of the loss and of its denominator."""
-    entropy_coefficient: Finite = 0.0
-    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    gae_lambda: Fraction = 0.95
-    whiten_advantages: bool = True
-    """PPO: zero mean, unit variance over the step's response tokens."""
-    bootstrap_truncated: bool = False
-    """PPO: V of the cut state stands for the missing rest, where the limit isn't part of the task."""
-    value_clip: NonNegative = 0.2
-    """0: no clipping of the value loss."""
-    value_coefficient: Positive = 1.0
-
-
 class Kl(Section):
     """The leash on the distance from the reference."""
 
     coefficient: NonNegative = 0.04
-    """0: no leash, and no reference model in memory."""
+    """0: no leash, and no reference model in memory; so by default for algorithms whose paper has none
+    (dr_grpo, dapo, gspo, cispo, sapo)."""
     estimator: Literal["default", "k1", "k2", "k3"] = "default"
-    """default: k1 for PPO, k2 for GRPO."""
+    """default: k1 in the reward, k2 in the loss."""
     placement: Literal["default", "reward", "loss"] = "default"
-    """default: reward for PPO, loss for GRPO."""
+    """default: the algorithm's: reward for ppo, rloo, remax and reinforce_plus_plus, loss for the others."""
     level: Literal["token", "sequence"] = "token"
     adaptive: bool = False
     target: Positive = 6.0
@@ -258,25 +236,32 @@ class RunConfig(Section):
                 f"({self.sampling.prompts_per_step} prompts x {self.sampling.samples_per_prompt}); "
                 f"use a divisor of {step}"
             )
-        if self.algorithm.name == "grpo" and self.sampling.samples_per_prompt < 2:
+        algorithm, samples = self.algorithm, self.sampling.samples_per_prompt
+        if samples < 2 and (algorithm.compares_samples or algorithm.advantage_scale == "group"):
             raise ValueError(
-                "algorithm.name = 'grpo' compares the samples of one prompt: set sampling.samples_per_prompt >= 2"
+                f"algorithm.name = '{algorithm.name}' compares the samples of one prompt (advantage = "
+                f"'{algorithm.advantage}', advantage_scale = '{algorithm.advantage_scale}'): set "
+                "sampling.samples_per_prompt >= 2"
             )
-        if self.algorithm.bootstrap_truncated and self.algorithm.name != "ppo":
-            raise ValueError("algorithm.bootstrap_truncated needs a critic: set algorithm.name = 'ppo' or drop it")
+        leashed_by_token = self.kl_placement == "reward" and self.kl.level == "token" and self.kl.coefficient
+        if algorithm.ratio == "sequence" and leashed_by_token:
+            raise ValueError(
+                "algorithm.ratio = 'sequence' needs one advantage for the whole answer, and kl.placement = 'reward' "
+                "charges each token: set kl.level = 'sequence', or kl.placement = 'loss'"
+            )
         if self.kl_placement == "reward" and self.kl.estimator in ("k2", "k3"):
             raise ValueError(
-                "kl.placement = 'reward' (PPO's default) is only right with kl.estimator = 'k1' "
+                "kl.placement = 'reward' (the default of ppo and its like) is only right with kl.estimator = 'k1' "
                 "(k2 and k3 there have the wrong gradient): use 'k1', or kl.placement = 'loss'"
             )
         if self.kl_placement == "loss" and self.kl.estimator == "k1":
             raise ValueError(
-                "kl.estimator = 'k1' in the loss (GRPO's default) has zero gradient: use 'k2' (or 'k3'), "
-                "or kl.placement = 'reward'"
+                "kl.estimator = 'k1' in the loss (the default of grpo and its kin) has zero gradient: use 'k2' (or "
+                "'k3'), or kl.placement = 'reward'"
             )
         if self.kl.adaptive and not self.kl.coefficient:
             raise ValueError("kl.adaptive = true has nothing to adapt at kl.coefficient = 0: set one above 0")
-        if conflict := self.lora.conflict(self.algorithm.name, self.model, self.reference, self.start_from):
+        if conflict := self.lora.conflict(self.algorithm.needs_critic, self.model, self.reference, self.start_from):
             raise ValueError(conflict)
         return self
 
@@ -284,5 +269,5 @@ class RunConfig(Section):
     def kl_placement(self) -> Literal["reward", "loss"]:
         """Where the leash acts, the algorithm's default resolved."""
         if self.kl.placement == "default":
-            return "reward" if self.algorithm.name == "ppo" else "loss"
+            return "reward" if RECIPES[self.algorithm.name].leash == "reward" else "loss"
         return self.kl.placement

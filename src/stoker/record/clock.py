@@ -20,7 +20,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Self
 
@@ -66,6 +66,8 @@ class Clock:
     ) -> None:
         self.attempt = attempt
         self.device = device
+        self.around: Callable[[str], AbstractContextManager[object]] = nullcontext
+        """Entered with each phase, by its name: a profiler's range, say. Its own time belongs to the phase."""
         self._lines = Lines(path, "clock", patience or Patience())
         self._monotonic_ns = monotonic_ns
         self._wall = wall
@@ -98,7 +100,8 @@ class Clock:
             self._cut()
             self._phases.append(name)
         try:
-            yield
+            with self.around(name):
+                yield
         finally:
             with self._lock:
                 try:

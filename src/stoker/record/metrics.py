@@ -30,6 +30,7 @@ METRICS: dict[str, Metric] = {
     "reward/zero_variance_groups": Metric("share of groups", "Groups of one reward throughout: no signal."),
     "reward/solved": Metric("share of samples", "Samples whose answer the first reward judged right."),
     "reward/unparsed": Metric("share of samples", "Samples in which a rule reward found no answer to check."),
+    "reward/overlong": Metric("reward", "Part of the mean reward that is penalty for long answers (overlong_share)."),
     "reward/abstained": Metric("share of samples", "Samples that no reward scored; they leave the step."),
     "reward/{name}/mean": Metric("reward", "Mean of this reward, unweighted, over samples it scored."),
     "reward/{name}/std": Metric("reward", "Standard deviation of this reward over samples it scored."),
@@ -44,7 +45,10 @@ METRICS: dict[str, Metric] = {
         "its own", "A number that the reward function logged itself, mean over its calls."
     ),
     # sample: the answers
-    "sample/count": Metric("samples", "Answers drawn in the step."),
+    "sample/prompts": Metric("prompts", "Prompts whose answers were drawn in the step, trained on or not."),
+    "sample/count": Metric("samples", "Answers drawn in the step, discarded and greedy ones included."),
+    "sample/draws": Metric("draws", "Dynamic sampling: times that prompts were drawn in the step."),
+    "sample/discarded": Metric("samples", "Dynamic sampling: answers of groups without spread, not trained on."),
     "sample/tokens": Metric("tokens", "Response tokens drawn in the step."),
     "sample/prompt_tokens": Metric("tokens", "Prompt tokens of the step, each sample's prompt counted."),
     "sample/length_mean": Metric("tokens", "Mean length of an answer, stop token included."),
@@ -90,7 +94,8 @@ METRICS: dict[str, Metric] = {
     "optim/updates": Metric("updates", "Optimizer steps taken in the step."),
     "optim/learning_rate": Metric("rate", "Learning rate of the step's last update."),
     # batch: what the numbers of the plan came to
-    "batch/prompts": Metric("prompts", "Prompts of the step."),
+    "batch/prompts": Metric("prompts", "Prompts that the step trains on."),
+    "batch/missing_prompts": Metric("prompts", "Dynamic sampling: planned prompts for which no group was found."),
     "batch/samples": Metric("samples", "Samples that stayed for the update."),
     "batch/tokens": Metric("tokens", "Response tokens that count in the loss."),
     "batch/microbatches": Metric("micro-batches", "Forward/backward passes of the step."),

@@ -37,9 +37,15 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} can't be recorded: give a number, string, list or mapping")
 
 
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+
+
 def encode(record: Mapping[str, Any]) -> bytes:
     """One line of strict JSON, newline included."""
-    text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        text = _JSON.encode(record)
+    except (ValueError, TypeError):  # a NaN, an infinity, or a key that isn't a string
+        text = _JSON.encode(_plain(record))
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 

@@ -1,20 +1,37 @@
 """Advantages: how much better a token's answer did than expected. Numpy in, numpy out, no state.
 
-Token arrays are (..., T): one row or a padded batch. `mask` is True on tokens that count: written by
-the model, in a sample that stays. Whatever stands elsewhere (padding, tool output, NaN) is never read.
+Of whole answers, from the rewards of G groups of n samples, (G, n): a baseline (ESTIMATORS) and a scale. Of
+tokens: KL penalties and GAE. Token arrays are (..., T): one row or a padded batch. `mask` is True on tokens that
+count: written by the model, in a sample that stays. Whatever stands elsewhere (padding, tool output, NaN) is never
+read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["deviation", "gae", "group_relative", "reward_to_go", "token_rewards", "whiten"]
+from stoker.errors import ConfigError, RunError
+from stoker.rl import dotted
+
+__all__ = [
+    "ESTIMATORS",
+    "Scale",
+    "deviation",
+    "deviations",
+    "estimator",
+    "gae",
+    "reward_to_go",
+    "sample_advantages",
+    "token_rewards",
+    "whiten",
+]
 
 Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
-Scale = Literal["group", "batch", "none"]
+Scale = Literal["group", "batch", "whiten", "none"]
 
 ROUNDING = 1e-6
 """Relative spread below which values are equal: 0.1 + 0.2 and 0.3 must not become advantages of +-1."""
@@ -27,24 +44,92 @@ def deviation(values: Array) -> float:
     return float(values.std(ddof=1))
 
 
-def group_relative(rewards: Sequence[Sequence[float | None]], scale: Scale = "group") -> list[Array]:
-    """Reward minus its group's mean, by group (GRPO: Shao et al. 2024, arXiv 2402.03300).
+def deviations(rewards: Array) -> Array:
+    """(G,): the same of each row of (G, n), where NaN marks a sample that left."""
+    present = ~np.isnan(rewards)
+    values, count = np.where(present, rewards, 0.0), present.sum(axis=1)
+    spread = np.where(present, rewards, -np.inf).max(1, initial=-np.inf)
+    spread = spread - np.where(present, rewards, np.inf).min(1, initial=np.inf)
+    differ = (count > 1) & (spread > ROUNDING * np.abs(values).max(1, initial=0.0))
+    squares = (np.where(present, rewards - _means(rewards), 0.0) ** 2).sum(axis=1)
+    return np.where(differ, np.sqrt(squares / np.maximum(count - 1, 1)), 0.0)
 
-    `scale` divides by the std of the group, of all rewards of the step (Liu et al. 2025, arXiv 2508.08221)
-    or not at all (Liu et al. 2025, arXiv 2503.20783). None marks a sample that leaves: it is in no
-    statistic and gets 0. So does every sample of a group of equals, exactly.
+
+def _means(rewards: Array) -> Array:
+    """(G, 1) over the samples that stay; 0 where none does."""
+    present = ~np.isnan(rewards)
+    total = np.where(present, rewards, 0.0).sum(axis=1, keepdims=True)
+    return np.asarray(total / np.maximum(present.sum(axis=1, keepdims=True), 1))
+
+
+def _from_group(rewards: Array, greedy: Array | None) -> Array:
+    """Minus the group's mean (GRPO: Shao et al. 2024, arXiv 2402.03300); exactly 0 in a group of equals."""
+    return np.where(deviations(rewards)[:, None] > 0, rewards - _means(rewards), 0.0)
+
+
+def _from_others(rewards: Array, greedy: Array | None) -> Array:
+    """Minus the mean of the group's others (RLOO: Ahmadian et al. 2024, arXiv 2402.14740).
+
+    r_i - sum_{j != i} r_j / (n - 1) = n / (n - 1) (r_i - mean).
     """
-    groups = [np.array([r for r in group if r is not None], dtype=np.float64) for group in rewards]
-    of_step = deviation(np.concatenate([*groups, np.empty(0)]))
-    result: list[Array] = []
-    for group, staying in zip(rewards, groups, strict=True):
-        of_group = deviation(staying)
-        advantages = np.zeros(len(group))
-        if of_group > 0:
-            divisor = {"group": of_group, "batch": of_step, "none": 1.0}[scale]
-            advantages[[r is not None for r in group]] = (staying - staying.mean()) / divisor
-        result.append(advantages)
-    return result
+    count = (~np.isnan(rewards)).sum(axis=1, keepdims=True)
+    return np.asarray(_from_group(rewards, None) * (count / np.maximum(count - 1, 1)))
+
+
+def _from_greedy(rewards: Array, greedy: Array | None) -> Array:
+    """Minus the greedy answer's reward (ReMax: Li et al. 2023, arXiv 2310.10505); 0 where that has none."""
+    if greedy is None:
+        raise RunError("advantage = 'greedy' needs a greedy answer of each prompt: the groups came without")
+    return rewards - greedy[:, None]
+
+
+def _as_is(rewards: Array, greedy: Array | None) -> Array:
+    """No baseline but what a scale brings (REINFORCE++: Hu et al. 2025, arXiv 2501.03262)."""
+    return rewards
+
+
+Estimator = Callable[[Array, Array | None], Array]
+"""Rewards (G, n) of G groups, NaN where a sample left, and the greedy answers' (G,), to advantages (G, n)."""
+
+ESTIMATORS: dict[str, Estimator] = {
+    "group": _from_group,
+    "leave_one_out": _from_others,
+    "greedy": _from_greedy,
+    "reward": _as_is,
+}
+
+
+@cache
+def estimator(name: str) -> Estimator:
+    """By name, or a user's by path: (G, n) rewards to (G, n) advantages, NaN allowed where a reward is NaN."""
+    if name in ESTIMATORS:
+        return ESTIMATORS[name]
+    own = dotted.load(name, "algorithm.advantage", ConfigError)
+
+    def checked(rewards: Array, greedy: Array | None) -> Array:
+        found = np.asarray(own(rewards.copy()), dtype=np.float64)
+        if found.shape != rewards.shape:
+            raise RunError(f"advantage '{name}' returned shape {found.shape} for rewards of shape {rewards.shape}")
+        if not np.isfinite(found[~np.isnan(rewards)]).all():
+            raise RunError(f"advantage '{name}' returned NaN or infinity for a sample that has a reward")
+        return found
+
+    return checked
+
+
+def sample_advantages(rewards: Array, greedy: Array | None = None, *, name: str = "group", scale: Scale) -> Array:
+    """(G, n): how much better each sample did than its baseline. Rewards (G, n), greedy answers' rewards (G,).
+
+    `scale` divides by the std of the group's rewards, or of all rewards of the step (Liu et al. 2025, arXiv
+    2508.08221); `none` (Liu et al. 2025, arXiv 2503.20783) and `whiten`, which is of tokens, don't. NaN marks a
+    sample that leaves: it is in no statistic and gets 0. Where there is no spread to divide by, all get 0.
+    """
+    advantages = estimator(name)(rewards, greedy)
+    if scale in ("group", "batch"):
+        step = np.full(len(rewards), deviation(rewards[~np.isnan(rewards)])) if scale == "batch" else None
+        divisor = (deviations(rewards) if step is None else step)[:, None]
+        advantages = np.divide(advantages, divisor, out=np.zeros(rewards.shape), where=divisor > 0)
+    return np.where(np.isnan(rewards) | np.isnan(advantages), 0.0, advantages)
 
 
 def token_rewards(

@@ -31,12 +31,20 @@ def _of_samples(record: Mapping[str, float], config: RunConfig) -> Iterator[Alar
             f"every answer was cut at max_new_tokens = {config.sampling.max_new_tokens}: no answer can be right. "
             "Raise sampling.max_new_tokens, or ask for shorter answers in the prompt",
         )
-    # With a critic a group isn't the baseline, and may be a single sample.
-    if config.algorithm.name == "grpo" and (equal := record["reward/zero_variance_groups"]) > MANY_EQUAL_GROUPS:
+    # Elsewhere a group isn't the baseline, and may be a single sample.
+    if config.algorithm.compares_samples and (equal := record["reward/zero_variance_groups"]) > MANY_EQUAL_GROUPS:
         yield (
             "zero_variance",
             f"{equal:.0%} of the groups have equal rewards and teach nothing: choose prompts that the model solves "
             "sometimes, raise sampling.samples_per_prompt or sampling.temperature, or check the reward",
+        )
+    if missing := record.get("batch/missing_prompts"):
+        yield (
+            "missing_prompts",
+            f"dynamic sampling found {config.sampling.prompts_per_step - missing:.0f} of "
+            f"{config.sampling.prompts_per_step} prompts whose answers differ in reward, in "
+            f"{record['sample/draws']:.0f} draws, and the step trains on those: choose prompts that the model solves "
+            "sometimes, raise sampling.samples_per_prompt, or algorithm.dynamic_sampling_draws",
         )
     if (empty := record["sample/empty"]) > MANY_EMPTY:
         yield "empty", f"{empty:.1%} of the answers are empty (the stop token alone); look at samples/"

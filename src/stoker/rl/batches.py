@@ -1,17 +1,16 @@
-"""From scored groups to the rows of each update.
+"""From scored groups to rows with advantages.
 
     rows = rows_from_groups(groups)               # who stays
     rows = with_scores(rows, old_values=...)      # what the engine says of them
     rows = with_advantages(rows, groups, ...)     # how good each token was
-    for batch in updates(rows, ...):              # what each optimizer step sees, weights included
 
 Every sample keeps its row from end to end, in the groups' order: one that leaves has an empty mask, so
 nothing is ever reshaped back into groups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -19,25 +18,22 @@ from numpy.typing import NDArray
 
 from stoker.config import schema
 from stoker.errors import RunError
-from stoker.rl.advantages import Scale, gae, group_relative, reward_to_go, token_rewards, whiten
+from stoker.rl import ragged
+from stoker.rl.advantages import Scale, gae, reward_to_go, sample_advantages, token_rewards, whiten
 from stoker.rl.select import model_mask, reason_to_leave
-from stoker.rl.types import Floats, Group, Objective, Scored, TrainBatch, TrainRow
+from stoker.rl.types import Bools, Floats, Group, Sample, Scored, TrainRow
 
 __all__ = [
     "NO_PENALTY",
     "KlPenalty",
+    "counted_tokens",
     "gae_advantages",
     "group_advantages",
     "mean_sequence_kl",
     "rows_from_groups",
-    "skippable",
-    "updates",
-    "weigh",
     "with_advantages",
     "with_scores",
 ]
-
-Weighting = Literal["token", "sample", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -55,16 +51,22 @@ def rows_from_groups(
     groups: Sequence[Group], *, mask_truncated: bool = False, bootstrap_truncated: bool = False
 ) -> list[TrainRow]:
     """One row per sample, in order; no advantages and no weights yet. A sample that leaves has an empty mask."""
+    scored = [one for group in groups for one in group.scored]
+    leave = [
+        reason_to_leave(one, mask_truncated=mask_truncated, bootstrap_truncated=bootstrap_truncated) is not None
+        for one in scored
+    ]
+    lengths = ragged.lengths([one.sample.token_ids for one in scored])
+    written = ragged.joined([model_mask(one.sample) for one in scored], np.bool_)
+    masks = written & ~np.repeat(np.array(leave, dtype=np.bool_), lengths)
+    nothing = np.zeros(len(masks), dtype=np.float32)
 
-    def row(scored: Scored) -> TrainRow:
-        sample = scored.sample
-        leaves = reason_to_leave(scored, mask_truncated=mask_truncated, bootstrap_truncated=bootstrap_truncated)
-        nothing = np.zeros(len(sample.token_ids), dtype=np.float32)
+    def row(sample: Sample, mask: Bools, nothing: Floats) -> TrainRow:
         return TrainRow(
             sample_id=sample.id,
             prompt_ids=sample.prompt.token_ids,
             token_ids=sample.token_ids,
-            mask=model_mask(sample) & (leaves is None),
+            mask=mask,
             weights=nothing,
             advantages=nothing,
             sampler_logprobs=sample.logprobs,
@@ -72,7 +74,10 @@ def rows_from_groups(
             kept=sample.kept,
         )
 
-    return [row(scored) for group in groups for scored in group.scored]
+    samples = (one.sample for one in scored)
+    return [
+        row(*one) for one in zip(samples, ragged.split(masks, lengths), ragged.split(nothing, lengths), strict=True)
+    ]
 
 
 def with_scores(
@@ -83,51 +88,62 @@ def with_scores(
     old_values: Sequence[Floats] | None = None,
 ) -> list[TrainRow]:
     """The rows with what `Learner.score` said of them, in the same order; None leaves a field as it is."""
-    if old_logprobs is not None:
-        rows = [replace(row, old_logprobs=scores) for row, scores in zip(rows, old_logprobs, strict=True)]
-    if reference_logprobs is not None:
-        rows = [replace(row, reference_logprobs=scores) for row, scores in zip(rows, reference_logprobs, strict=True)]
-    if old_values is not None:
-        rows = [replace(row, old_values=scores) for row, scores in zip(rows, old_values, strict=True)]
-    return list(rows)
+    given = {"old_logprobs": old_logprobs, "reference_logprobs": reference_logprobs, "old_values": old_values}
+    present = {name: scores for name, scores in given.items() if scores is not None}
+    by_row = zip(*present.values(), strict=True) if present else [()] * len(rows)
+    return [replace(row, **dict(zip(present, scores, strict=True))) for row, scores in zip(rows, by_row, strict=True)]
 
 
 def with_advantages(
     rows: Sequence[TrainRow], groups: Sequence[Group], algorithm: schema.Algorithm, penalty: KlPenalty = NO_PENALTY
 ) -> list[TrainRow]:
-    """The rows with the advantages (and for PPO the returns) that the run file asks for."""
-    if algorithm.name == "grpo":
-        return group_advantages(rows, groups, algorithm.advantage_scale, penalty)
-    rows = gae_advantages(rows, groups, gamma=algorithm.gamma, lam=algorithm.gae_lambda, penalty=penalty)
-    return _whitened(rows) if algorithm.whiten_advantages else rows
+    """The rows with the advantages (and with a critic the returns) that the run file asks for."""
+    if algorithm.needs_critic:
+        rows = gae_advantages(rows, groups, gamma=algorithm.gamma, lam=algorithm.gae_lambda, penalty=penalty)
+    else:
+        rows = group_advantages(rows, groups, algorithm.advantage, algorithm.advantage_scale, penalty)
+    return _whitened(rows) if algorithm.advantage_scale == "whiten" else list(rows)
 
 
 def group_advantages(
-    rows: Sequence[TrainRow], groups: Sequence[Group], scale: Scale = "group", penalty: KlPenalty = NO_PENALTY
+    rows: Sequence[TrainRow],
+    groups: Sequence[Group],
+    estimator: str = "group",
+    scale: Scale = "group",
+    penalty: KlPenalty = NO_PENALTY,
 ) -> list[TrainRow]:
-    """Every token gets its sample's group-relative reward.
+    """Every token gets its sample's advantage.
 
-    A sequence-level penalty is part of that reward. A token-level one is charged to the tokens that could
-    still avoid it, as reward-to-go, and not scaled by the group's std: like the KL as a loss.
+    A sequence-level penalty is part of the sample's reward. A token-level one is charged to the tokens that
+    could still avoid it, as reward-to-go, and not scaled by the group's std: like the KL as a loss.
     """
     by_sequence = penalty.coefficient if penalty.level == "sequence" else 0.0
     by_token = penalty.coefficient if penalty.level == "token" else 0.0
 
-    def reward(row: TrainRow, scored: Scored) -> float | None:
-        if not row.mask.any():
-            return None
+    counted = counted_tokens(rows).tolist()
+    charges = (by_sequence * _sequence_kls(rows)).tolist() if by_sequence else [0.0] * len(rows)
+
+    def reward(row: TrainRow, scored: Scored, tokens: int, charge: float) -> float:
+        if not tokens:
+            return np.nan
         if scored.reward is None:
             raise RunError(f"sample {row.sample_id} stays without a reward: bootstrap_truncated needs a critic (ppo)")
-        return scored.reward - by_sequence * _sequence_kl(row) if by_sequence else scored.reward
+        return scored.reward - charge
 
-    def advantages(row: TrainRow, relative: float) -> NDArray[Any]:
-        if not by_token:
-            return np.full(row.mask.shape, relative)
-        charges = token_rewards(0.0, _log_ratio(row), row.mask, kl_coefficient=by_token)
-        return relative + reward_to_go(charges, row.mask)
+    def to_go(row: TrainRow) -> NDArray[Any]:
+        return reward_to_go(token_rewards(0.0, _log_ratio(row), row.mask, kl_coefficient=by_token), row.mask)
 
-    by_group = group_relative([[reward(*pair) for pair in group] for group in _paired(rows, groups)], scale)
-    return [_advantaged(row, advantages(row, one)) for row, one in zip(rows, chain(*by_group), strict=True)]
+    of_row = iter(zip(counted, charges, strict=True))
+    paired = _paired(rows, groups)
+    rewards = np.full((len(groups), max((len(pairs) for pairs in paired), default=0)), np.nan)
+    for line, pairs in zip(rewards, paired, strict=True):
+        line[: len(pairs)] = [reward(*pair, *next(of_row)) for pair in pairs]
+    by_group = sample_advantages(rewards, _greedy_rewards(groups), name=estimator, scale=scale)
+    of_samples = [line[: len(pairs)] for line, pairs in zip(by_group, paired, strict=True)]
+    advantages = np.repeat(ragged.joined(of_samples, np.float64), ragged.lengths([row.mask for row in rows]))
+    if by_token:
+        advantages += ragged.joined([to_go(row) for row in rows], np.float64)
+    return _advantaged(rows, advantages)
 
 
 def gae_advantages(
@@ -139,7 +155,7 @@ def gae_advantages(
     the nearest that the critic has seen, stands for the rest. A cut row with a reward keeps it instead, or
     a penalty for length would vanish.
     """
-    result = []
+    advantages, returns = [], []
     for row, scored in chain(*_paired(rows, groups)):
         if row.old_values is None:
             raise RunError(f"sample {row.sample_id} has no critic values: score the rows with role 'critic' first")
@@ -152,64 +168,26 @@ def gae_advantages(
             level=penalty.level,
         )
         rest = row.old_values[row.mask][-1] if goes_on else 0.0
-        advantages, returns = gae(rewards, row.old_values, row.mask, gamma=gamma, lam=lam, final_values=rest)
-        result.append(replace(_advantaged(row, advantages), returns=returns.astype(np.float32)))
-    return result
+        found = gae(rewards, row.old_values, row.mask, gamma=gamma, lam=lam, final_values=rest)
+        advantages.append(found[0])
+        returns.append(found[1].astype(np.float32))
+    rows = _advantaged(rows, ragged.joined(advantages, np.float64))
+    return [replace(row, returns=target) for row, target in zip(rows, returns, strict=True)]
 
 
 def mean_sequence_kl(rows: Sequence[TrainRow]) -> float | None:
     """KL to the reference in nats per sequence: summed over tokens, averaged over the samples that stay."""
-    sums = [_sequence_kl(row) for row in rows if row.mask.any()]
-    return sum(sums) / len(sums) if sums else None
+    stay = counted_tokens(rows) > 0
+    if not stay.any():
+        return None
+    staying = [row for row, stays in zip(rows, stay, strict=True) if stays]
+    return float(sum(_sequence_kls(staying).tolist())) / len(staying)
 
 
-def updates(
-    rows: Sequence[TrainRow],
-    *,
-    samples_per_update: int,
-    epochs: int,
-    weighting: Weighting,
-    max_new_tokens: int,
-    seed: int,
-    step: int,
-) -> Iterator[TrainBatch]:
-    """What each optimizer step of a rollout sees. samples_per_update = 0: all of it.
-
-    The first pass goes through the prompts as they came, later ones in an order drawn from (seed, step,
-    epoch). Groups move as wholes, so an update splits one only where samples_per_update makes it.
-    """
-    size = samples_per_update or max(len(rows), 1)
-    for epoch in range(epochs):
-        ordered = list(rows) if epoch == 0 else _shuffled(rows, seed, step, epoch)
-        for start in range(0, len(ordered), size):
-            yield TrainBatch(tuple(weigh(ordered[start : start + size], weighting, max_new_tokens)))
-
-
-def weigh(rows: Sequence[TrainRow], weighting: Weighting, max_new_tokens: int) -> list[TrainRow]:
-    """The rows of one update with the loss weights that share its one denominator.
-
-    token: all counted tokens. sample: samples x own tokens (a mean of means). fixed: samples x
-    max_new_tokens (Liu et al. 2025, arXiv 2503.20783). Rows without an advantage count; rows that left don't.
-    """
-    tokens = [int(row.mask.sum()) for row in rows]
-    samples = max(sum(n > 0 for n in tokens), 1)
-    total = max(sum(tokens), 1)
-
-    def denominator(own: int) -> int:
-        return {"token": total, "sample": samples * max(own, 1), "fixed": samples * max_new_tokens}[weighting]
-
-    return [
-        replace(row, weights=row.mask.astype(np.float32) / np.float32(denominator(own)))
-        for row, own in zip(rows, tokens, strict=True)
-    ]
-
-
-def skippable(row: TrainRow, objective: Objective) -> bool:
-    """True where no gradient can come from the row, so that its forward may be saved."""
-    if not row.mask.any():
-        return True
-    leashed = objective.kl_coefficient != 0 or objective.entropy_coefficient != 0
-    return objective.loss == "policy" and not leashed and not row.advantages[row.mask].any()
+def counted_tokens(rows: Sequence[TrainRow]) -> NDArray[np.int64]:
+    """(R,) tokens of each row's mask; 0: the sample left the step."""
+    masks = ragged.joined([row.mask for row in rows], np.bool_)
+    return ragged.sums(masks, ragged.lengths([row.mask for row in rows])).astype(np.int64)
 
 
 def _paired(rows: Sequence[TrainRow], groups: Sequence[Group]) -> list[list[tuple[TrainRow, Scored]]]:
@@ -221,6 +199,14 @@ def _paired(rows: Sequence[TrainRow], groups: Sequence[Group]) -> list[list[tupl
     return [[(next(rest), scored) for scored in group.scored] for group in groups]
 
 
+def _greedy_rewards(groups: Sequence[Group]) -> NDArray[Any] | None:
+    """(G,) of the greedy answers, NaN where one got none; None where none were drawn."""
+    if any(group.greedy is None for group in groups):
+        return None
+    rewards = [group.greedy.reward for group in groups if group.greedy is not None]
+    return np.array([np.nan if reward is None else reward for reward in rewards])
+
+
 def _log_ratio(row: TrainRow) -> Floats:
     """(T,) log-prob under the policy that sampled minus under the reference."""
     if row.reference_logprobs is None:
@@ -228,24 +214,23 @@ def _log_ratio(row: TrainRow) -> Floats:
     return (row.sampler_logprobs if row.old_logprobs is None else row.old_logprobs) - row.reference_logprobs
 
 
-def _sequence_kl(row: TrainRow) -> float:
-    return float(_log_ratio(row)[row.mask].sum(dtype=np.float64))
+def _sequence_kls(rows: Sequence[TrainRow]) -> NDArray[np.float64]:
+    """(R,) log-ratio of each row summed over its counted tokens, nats."""
+    masks = ragged.joined([row.mask for row in rows], np.bool_)
+    ratios = ragged.joined([_log_ratio(row) for row in rows], np.float32)
+    return ragged.sums(ratios[masks], counted_tokens(rows))
 
 
-def _advantaged(row: TrainRow, advantages: NDArray[Any]) -> TrainRow:
-    return replace(row, advantages=np.where(row.mask, advantages, 0.0).astype(np.float32))
+def _advantaged(rows: Sequence[TrainRow], advantages: NDArray[Any]) -> list[TrainRow]:
+    """The rows with these advantages, given end to end; 0 outside the masks."""
+    masks = ragged.joined([row.mask for row in rows], np.bool_)
+    parts = ragged.split(
+        np.where(masks, advantages, 0.0).astype(np.float32), ragged.lengths([row.mask for row in rows])
+    )
+    return [replace(row, advantages=part) for row, part in zip(rows, parts, strict=True)]
 
 
 def _whitened(rows: Sequence[TrainRow]) -> list[TrainRow]:
     """Advantages with zero mean and unit variance over the step's counted tokens."""
-    if not rows:
-        return []
-    white = whiten(np.concatenate([row.advantages for row in rows]), np.concatenate([row.mask for row in rows]))
-    parts = np.split(white, np.cumsum([len(row.mask) for row in rows])[:-1])
-    return [_advantaged(row, part) for row, part in zip(rows, parts, strict=True)]
-
-
-def _shuffled(rows: Sequence[TrainRow], seed: int, step: int, epoch: int) -> list[TrainRow]:
-    groups = [list(members) for _, members in groupby(rows, key=lambda row: row.sample_id.rpartition("/")[0])]
-    order = np.random.default_rng([seed % 2**64, step, epoch]).permutation(len(groups))
-    return [row for index in order for row in groups[index]]
+    masks = ragged.joined([row.mask for row in rows], np.bool_)
+    return _advantaged(rows, whiten(ragged.joined([row.advantages for row in rows], np.float32), masks))

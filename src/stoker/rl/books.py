@@ -10,8 +10,9 @@ import numpy as np
 from stoker.errors import RunError
 from stoker.rl import alarms
 from stoker.rl.advantages import deviation
-from stoker.rl.batches import mean_sequence_kl
+from stoker.rl.batches import counted_tokens, mean_sequence_kl
 from stoker.rl.interrupt import Interrupted
+from stoker.rl.rollout import Rollout
 from stoker.rl.run import Run
 from stoker.rl.sampling import sample_record
 from stoker.rl.select import departures
@@ -99,31 +100,36 @@ class Books:
                 "and resume from the last good checkpoint"
             )
 
-    def rollout(self, groups: Sequence[Group], rows: Sequence[TrainRow]) -> None:
-        """What was sampled and how it was rewarded."""
-        run = self._run
-        self._record |= rollout_metrics(groups, run.reward.solved)
+    def rollout(self, rollout: Rollout, rows: Sequence[TrainRow]) -> None:
+        """What was sampled and how it was rewarded, trained on or not. `rows` are those of the rollout's groups."""
+        run, groups = self._run, rollout.groups
+        self._record |= rollout_metrics(rollout.drawn, run.reward.solved)
         self._record |= run.reward.metrics()
+        self._record["batch/prompts"] = float(len(groups))
+        if run.config.algorithm.dynamic_sampling_draws > 1:
+            discarded = sum(len(group.scored) for group in rollout.discarded)
+            self._record |= {"sample/draws": float(rollout.draws), "sample/discarded": float(discarded)}
+            self._record["batch/missing_prompts"] = float(rollout.missing)
         algorithm = run.config.algorithm
         left = departures(
             groups, mask_truncated=algorithm.mask_truncated, bootstrap_truncated=algorithm.bootstrap_truncated
         )
         self._record |= {f"sample/left_{reason}": float(count) for reason, count in left.items()}
-        kept = [row for row in rows if row.mask.any()]
-        self._record["batch/samples"] = float(len(kept))
-        self._record["batch/tokens"] = float(sum(int(row.mask.sum()) for row in kept))
-        if kept and kept[0].reference_logprobs is not None:
-            kl = mean_sequence_kl(rows)
-            assert kl is not None
+        tokens = counted_tokens(rows)
+        self._record["batch/samples"] = float((tokens > 0).sum())
+        self._record["batch/tokens"] = float(tokens.sum())
+        kl = mean_sequence_kl(rows) if all(row.reference_logprobs is not None for row in rows) else None
+        if kl is not None:
             self._record |= {"kl/sequence": kl, "kl/coefficient": run.state.kl.coefficient}
         every = run.config.record.samples_every_steps
         extras = {extra["id"]: extra for extra in run.reward.extras()}
         if every and (run.state.step + 1) % every == 0:
             scored = [one for group in groups for one in group.scored]
-            self._samples = [
-                sample_record(one) | _advantage(row) | extras.get(one.sample.id, {})
-                for one, row in zip(scored, rows, strict=True)
-            ]
+            unused = [one for group in rollout.discarded for one in group.scored]
+            told = [(one, _advantage(row)) for one, row in zip(scored, rows, strict=True)]
+            told += [(one, {"discarded": True}) for one in unused]
+            told += [(group.greedy, {"greedy": True}) for group in rollout.drawn if group.greedy is not None]
+            self._samples = [sample_record(one) | facts | extras.get(one.sample.id, {}) for one, facts in told]
         for kind, text in alarms.raised(self._record, run.state, run.config):
             run.warn_once(kind, text)
 
@@ -155,8 +161,9 @@ class Books:
 
 
 def rollout_metrics(groups: Sequence[Group], solved: Callable[[Scored], bool]) -> dict[str, float]:
-    """`reward/*` and `sample/*` of a step's groups."""
+    """`reward/*` and `sample/*` of a step's groups. Greedy answers are counted as drawn, and no more."""
     scored = [one for group in groups for one in group.scored]
+    greedy = [len(group.greedy.sample.token_ids) for group in groups if group.greedy is not None]
     rewards = np.array([one.reward for one in scored if one.reward is not None], dtype=np.float64)
     lengths = np.array([len(one.sample.token_ids) for one in scored])
     of_groups = [np.array([one.reward for one in group.scored if one.reward is not None]) for group in groups]
@@ -167,17 +174,21 @@ def rollout_metrics(groups: Sequence[Group], solved: Callable[[Scored], bool]) -
         "reward/abstained": 1.0 - len(rewards) / len(scored),
         "reward/zero_variance_groups": float(np.mean(equal)) if equal else 1.0,
         "reward/unparsed": float(np.mean([one.parsed is False for one in scored])),
-        "sample/count": float(len(scored)),
-        "sample/tokens": float(lengths.sum()),
-        "sample/prompt_tokens": float(sum(len(one.sample.prompt.token_ids) for one in scored)),
+        "sample/prompts": float(len(groups)),
+        "sample/count": float(len(scored) + len(greedy)),
+        "sample/tokens": float(lengths.sum() + sum(greedy)),
+        "sample/prompt_tokens": float(
+            sum(len(group.prompt.token_ids) * (len(group.scored) + (group.greedy is not None)) for group in groups)
+        ),
         "sample/length_mean": float(lengths.mean()),
         "sample/length_max": float(lengths.max()),
         "sample/length_min": float(lengths.min()),
         "sample/truncated": float(np.mean([one.sample.truncated for one in scored])),
         "sample/empty": float(np.mean([one.sample.text == "" for one in scored])),
         "sample/distinct": float(np.mean([len({o.sample.text for o in g.scored}) / len(g.scored) for g in groups])),
-        "batch/prompts": float(len(groups)),
     }
+    if penalties := [one.rewards["overlong"] for one in scored if one.rewards.get("overlong")]:
+        metrics["reward/overlong"] = math.fsum(penalty or 0.0 for penalty in penalties) / len(scored)
     if len(rewards):
         metrics |= {
             "reward/mean": float(rewards.mean()),
@@ -189,7 +200,7 @@ def rollout_metrics(groups: Sequence[Group], solved: Callable[[Scored], bool]) -
     return metrics
 
 
-def _advantage(row: TrainRow) -> dict[str, float]:
+def _advantage(row: TrainRow) -> dict[str, Any]:
     """Mean over the sample's counted tokens; nothing for a sample that left."""
     return {"advantage": float(row.advantages[row.mask].mean())} if row.mask.any() else {}
 

@@ -4,10 +4,12 @@ Every name here is a port (sampler, learner, reward), a pure function, or the ru
 Timing, recovery and records live in the context managers; what they do is in `rl.books` and `rl.run`.
 """
 
-from stoker.rl.batches import rows_from_groups, updates, with_advantages
+from stoker.rl.batches import rows_from_groups, with_advantages
 from stoker.rl.books import step
+from stoker.rl.rollout import Rollout
 from stoker.rl.run import Run
-from stoker.rl.sampling import draw, draw_seed, groups_by_prompt, sampling_params
+from stoker.rl.sampling import draw, draw_seed, greedy_params, groups_by_prompt, sampling_params
+from stoker.rl.updates import updates
 
 __all__ = ["train"]
 
@@ -16,15 +18,18 @@ def train(run: Run) -> str:
     """Train until the plan, an evaluation, a watcher or a signal ends it; returns which, in words."""
     config, state = run.config, run.state
     sampling, algorithm, update = config.sampling, config.algorithm, config.update
+    params, greedy = sampling_params(sampling), greedy_params(sampling) if algorithm.needs_greedy else None
     run.evaluate_start()
     while (ending := run.ending()) is None:
         with step(run) as books:  # abandoned whole if a signal comes before its first update
-            prompts = run.prompts.take(sampling.prompts_per_step)
-            with run.phase("sample"):
-                seed = draw_seed(config.seed, "train", state.step)
-                samples = draw(run.sampler, prompts, sampling.samples_per_prompt, sampling_params(sampling), seed)
-            with run.phase("reward"):
-                groups = groups_by_prompt(run.reward(samples, state.step))
+            rollout = Rollout(sampling.prompts_per_step, sampling.max_new_tokens, algorithm)
+            for prompts in rollout.draws_from(run.prompts):  # once, but for dynamic sampling
+                with run.phase("sample"):
+                    seed = draw_seed(config.seed, "train", state.step)
+                    samples = draw(run.sampler, prompts, sampling.samples_per_prompt, params, seed, greedy=greedy)
+                with run.phase("reward"):
+                    rollout.add(groups_by_prompt(run.reward(samples, state.step)))
+            groups = rollout.groups
             rows = rows_from_groups(
                 groups, mask_truncated=algorithm.mask_truncated, bootstrap_truncated=algorithm.bootstrap_truncated
             )
@@ -44,7 +49,7 @@ def train(run: Run) -> str:
                 with run.phase("update"):
                     gradient = run.learner.forward_backward(batch, run.objective())
                     books.update(batch, gradient, run.learner.step(run.samples_after_update()))
-            books.rollout(groups, rows)
+            books.rollout(rollout, rows)
             run.adapt(rows)
             if run.evaluation_due():
                 books.evaluation(run.evaluate())

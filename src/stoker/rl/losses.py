@@ -6,15 +6,28 @@ A loss never averages. Each row carries weights with the update's one denominato
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from stoker.errors import RunError
+from stoker.errors import ConfigError, RunError
+from stoker.rl import dotted
 from stoker.rl.kl import importance, k3, kl_loss
 from stoker.rl.types import Objective
 
-__all__ = ["LOSSES", "Metrics", "Terms", "evaluate", "policy", "sft", "value"]
+__all__ = [
+    "LOSSES",
+    "SURROGATES",
+    "Metrics",
+    "Terms",
+    "evaluate",
+    "policy",
+    "sequence_mean",
+    "sft",
+    "surrogate",
+    "value",
+]
 
 Metrics = dict[str, Tensor]
 """Per-token numbers (B, T), detached, to be averaged over the mask."""
@@ -48,19 +61,17 @@ class Terms:
 
 
 def policy(terms: Terms, objective: Objective) -> tuple[Tensor, Metrics]:
-    """Clipped surrogate (Schulman et al. 2017, arXiv 1707.06347) + KL leash - entropy bonus.
+    """Surrogate of the policy gradient + KL leash - entropy bonus.
 
-    -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A); the two bounds may differ (Yu et al. 2025,
-    arXiv 2503.14476).
+    The surrogate sees the ratio of new over old probability: each token's, or for the whole answer that of its
+    mean log-ratio (GSPO: Zheng et al. 2025, arXiv 2507.18071). A row must be whole, as it is in every batch.
     """
-    logprobs, advantages = terms.need("logprobs"), terms.need("advantages")
+    logprobs = terms.need("logprobs")
     old = logprobs.detach() if terms.old_logprobs is None else terms.old_logprobs
     log_ratio = logprobs - old
-    ratio = importance(log_ratio)
-    free = ratio * advantages
-    clipped = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high) * advantages
-    loss = -torch.minimum(free, clipped)
-    metrics = {"ratio": ratio, "clip_fraction": (clipped < free).to(ratio.dtype), "approx_kl": k3(-log_ratio)}
+    of_surrogate = sequence_mean(log_ratio, terms.mask) if objective.ratio == "sequence" else log_ratio
+    loss, metrics = surrogate(objective.surrogate)(terms, of_surrogate, objective)
+    metrics = {"ratio": importance(of_surrogate), "approx_kl": k3(-log_ratio)} | metrics
     if objective.kl_coefficient:
         leash = kl_loss(
             logprobs - terms.need("reference_logprobs"),
@@ -74,6 +85,72 @@ def policy(terms: Terms, objective: Objective) -> tuple[Tensor, Metrics]:
     if objective.entropy_coefficient:
         loss = loss - objective.entropy_coefficient * terms.need("entropy")
     return loss, metrics | _observed(terms, logprobs, old)
+
+
+def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """(B, T): at each token the mean over its row's counted tokens."""
+    total = torch.where(mask, values, 0.0).sum(-1, keepdim=True)
+    return (total / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(values)
+
+
+def clip(terms: Terms, log_ratio: Tensor, objective: Objective) -> tuple[Tensor, Metrics]:
+    """Clipped surrogate (Schulman et al. 2017, arXiv 1707.06347): a step outside the clip range earns nothing.
+
+    -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A); the two bounds may differ (Yu et al. 2025,
+    arXiv 2503.14476). With a dual clip, where A < 0 never more than -dual_clip A (Ye et al. 2020, arXiv 1912.09729).
+    """
+    advantages, ratio = terms.need("advantages"), importance(log_ratio)
+    free = ratio * advantages
+    earned = torch.minimum(free, ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high) * advantages)
+    if objective.dual_clip:
+        earned = torch.where(advantages < 0, torch.maximum(earned, objective.dual_clip * advantages), earned)
+    return -earned, {"clip_fraction": (earned != free).to(ratio.dtype)}
+
+
+def reinforce(terms: Terms, log_ratio: Tensor, objective: Objective) -> tuple[Tensor, Metrics]:
+    """-ratio A, not clipped: the gradient is -A grad log p (Williams 1992), corrected where the policy has moved."""
+    return -importance(log_ratio) * terms.need("advantages"), {}
+
+
+def cispo(terms: Terms, log_ratio: Tensor, objective: Objective) -> tuple[Tensor, Metrics]:
+    """-w A log p, w the clipped ratio, detached: no token loses its gradient (MiniMax 2025, arXiv 2506.13585)."""
+    ratio = importance(log_ratio).detach()
+    weight = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+    loss = -weight * terms.need("advantages") * terms.need("logprobs")
+    return loss, {"clip_fraction": (weight != ratio).to(ratio.dtype)}
+
+
+def sapo(terms: Terms, log_ratio: Tensor, objective: Objective) -> tuple[Tensor, Metrics]:
+    """-(4 / tau) sigmoid(tau (ratio - 1)) A: a soft gate instead of a clip (Gao et al. 2025, arXiv 2511.20347).
+
+    Its slope is 1 at ratio 1, and fades on both sides; tau is gate_positive where A > 0, else gate_negative.
+    """
+    advantages, ratio = terms.need("advantages"), importance(log_ratio)
+    tau = torch.full_like(ratio, objective.gate_negative).masked_fill(advantages > 0, objective.gate_positive)
+    return -4 / tau * torch.sigmoid(tau * (ratio - 1)) * advantages, {}
+
+
+Surrogate = Callable[[Terms, Tensor, Objective], tuple[Tensor, Metrics]]
+"""Terms, log-ratio (B, T) and numbers to loss (B, T) and metrics, of which `clip_fraction` is recorded."""
+
+SURROGATES: dict[str, Surrogate] = {"clip": clip, "reinforce": reinforce, "cispo": cispo, "sapo": sapo}
+
+
+@cache
+def surrogate(name: str) -> Surrogate:
+    """By name, or a user's by path: the same arguments, the loss alone returned."""
+    if name in SURROGATES:
+        return SURROGATES[name]
+    own = dotted.load(name, "algorithm.loss", ConfigError)
+
+    def checked(terms: Terms, log_ratio: Tensor, objective: Objective) -> tuple[Tensor, Metrics]:
+        loss = own(terms, log_ratio, objective)
+        if not isinstance(loss, Tensor) or loss.shape != log_ratio.shape:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise RunError(f"loss '{name}' returned {found}: a tensor of shape {tuple(log_ratio.shape)} is needed")
+        return loss, {}
+
+    return checked
 
 
 def _observed(terms: Terms, logprobs: Tensor, old: Tensor) -> Metrics:

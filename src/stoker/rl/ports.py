@@ -4,12 +4,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from stoker.rl.types import Floats, Objective, Request, Sample, Scored, TrainBatch, TrainRow
+from stoker.rl.types import Floats, Objective, Prompt, Request, Sample, Scored, TrainBatch, TrainRow
 
-__all__ = ["Learner", "Metrics", "RewardPort", "Role", "Sampler", "Watcher"]
+__all__ = ["Learner", "Metrics", "PromptSource", "RewardPort", "Role", "Sampler", "Watcher"]
 
 Role = Literal["policy", "reference", "critic"]
 Metrics = dict[str, float]
+
+
+class PromptSource(Protocol):
+    """Training prompts in an order that only the seed decides."""
+
+    def take(self, n: int, besides: Sequence[Prompt] = ()) -> list[Prompt]:
+        """The next n prompts, all different and none of `besides`: fewer where those leave fewer."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Sampler(Protocol):

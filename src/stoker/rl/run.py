@@ -14,22 +14,12 @@ from stoker.rl.batches import KlPenalty, mean_sequence_kl, with_scores
 from stoker.rl.evaluate import evaluate, past_its_best
 from stoker.rl.interrupt import Interrupt, Interrupted
 from stoker.rl.kl import AdaptiveKl, default_horizon
-from stoker.rl.ports import Learner, RewardPort, Sampler, Watcher
+from stoker.rl.ports import Learner, PromptSource, RewardPort, Sampler, Watcher
 from stoker.rl.sampling import sample_record
 from stoker.rl.state import Evaluation, RunState
 from stoker.rl.types import Objective, Prompt, Scored, TrainRow
 
-__all__ = ["PromptSource", "Run", "leash"]
-
-
-class PromptSource(Protocol):
-    """Training prompts in an order that only the seed decides."""
-
-    def take(self, n: int) -> list[Prompt]: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+__all__ = ["Run", "leash"]
 
 
 class RewardSource(RewardPort, Protocol):
@@ -65,7 +55,7 @@ class Leash:
 
 
 def leash(config: schema.RunConfig) -> Leash:
-    """k1 in the reward for PPO, k2 as a loss for GRPO, unless the run file says otherwise."""
+    """k1 in the reward for PPO and its like, k2 as a loss for GRPO's kin, unless the run file says otherwise."""
     in_reward = config.kl_placement == "reward"
     estimator = config.kl.estimator
     if estimator == "default":
@@ -126,11 +116,16 @@ class Run:
     def objective(self) -> Objective:
         """The loss of this step, with the leash's present coefficient; the critic alone while it warms up."""
         algorithm, pull = self.config.algorithm, leash(self.config)
-        critic_only = algorithm.name == "ppo" and self.state.step < self.config.critic.warmup_steps
+        critic_only = algorithm.needs_critic and self.state.step < self.config.critic.warmup_steps
         return Objective(
             loss="value" if critic_only else "policy",
+            surrogate=algorithm.loss,
+            ratio=algorithm.ratio,
             clip_low=algorithm.clip_low,
             clip_high=algorithm.clip_high,
+            dual_clip=algorithm.dual_clip,
+            gate_positive=algorithm.gate_positive,
+            gate_negative=algorithm.gate_negative,
             kl_coefficient=0.0 if pull.in_reward else self.state.kl.coefficient,
             kl_estimator=pull.estimator,
             kl_level=self.config.kl.level,
@@ -150,7 +145,7 @@ class Run:
         if self.plan.updates_per_step > 1:  # after the first update the policy is no longer the one that sampled
             old = self.learner.score(rows, "policy")
         reference = self.learner.score(rows, "reference") if self.state.kl.coefficient else None
-        values = self.learner.score(rows, "critic") if self.config.algorithm.name == "ppo" else None
+        values = self.learner.score(rows, "critic") if self.config.algorithm.needs_critic else None
         return with_scores(rows, old_logprobs=old, reference_logprobs=reference, old_values=values)
 
     def commit(self) -> None:
@@ -221,7 +216,7 @@ class Run:
             return
         self.abandonable = True
         try:
-            metrics = self.evaluate()
+            metrics = self.evaluate(after_step=False)
         except Interrupted:
             return
         finally:
@@ -229,15 +224,15 @@ class Run:
         self.recorder.metrics(0, metrics)
         self.display.step({"step": 0, **metrics})
 
-    def evaluate(self) -> dict[str, float]:
-        """Held-out metrics now; remembered for the early stop."""
+    def evaluate(self, *, after_step: bool = True) -> dict[str, float]:
+        """Held-out metrics, with the step at hand done or not yet begun; remembered for the early stop."""
         with self.phase("evaluate"):
-            seen = self.state.samples_seen + (self.plan.samples_per_step if self.update_in_step else 0)
+            seen = self.state.samples_seen + (self.plan.samples_per_step if after_step else 0)
             metrics, groups = evaluate(
                 self.sampler, self.reward, self.validation, self.config, self.reward.solved, self.state.step
             )
             self.reward.metrics(), self.reward.extras()  # of held-out answers: not the step's
-            step = self.state.step + (1 if self.update_in_step else 0)
+            step = self.state.step + (1 if after_step else 0)
             for name, found in groups.items():
                 records = [sample_record(one) for group in found for one in group.scored]
                 self.recorder.evaluation(step, name, records)

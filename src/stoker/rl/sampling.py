@@ -34,10 +34,20 @@ def draw_seed(run_seed: int, purpose: str, step: int) -> int:
 
 
 def draw(
-    sampler: Sampler, prompts: Sequence[Prompt], samples_per_prompt: int, params: SamplingParams, seed: int
+    sampler: Sampler,
+    prompts: Sequence[Prompt],
+    samples_per_prompt: int,
+    params: SamplingParams,
+    seed: int,
+    *,
+    greedy: SamplingParams | None = None,
 ) -> list[Sample]:
-    """`samples_per_prompt` samples of each prompt, in the prompts' order whatever the order of completion."""
-    requests = [Request(prompt, index, params, seed) for prompt in prompts for index in range(samples_per_prompt)]
+    """`samples_per_prompt` samples of each prompt, in the prompts' order whatever the order of completion.
+
+    `greedy`: one more for each, drawn so, the last of its prompt.
+    """
+    each = [params] * samples_per_prompt + ([greedy] if greedy else [])
+    requests = [Request(prompt, index, one, seed) for prompt in prompts for index, one in enumerate(each)]
     sampler.submit(requests)
     by_key = {(sample.prompt.id, sample.index): sample for sample in sampler.collect()}
     return [by_key[request.prompt.id, request.index] for request in requests]

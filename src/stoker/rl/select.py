@@ -26,7 +26,8 @@ def reason_to_leave(
     abstained; but a cut answer without a reward stays under `bootstrap_truncated`: the critic speaks for
     the missing rest.
     """
-    if not model_mask(scored.sample).any():
+    written = scored.sample.model_mask
+    if not (len(scored.sample.token_ids) if written is None else written.any()):
         return "empty"
     if mask_truncated and scored.sample.truncated:
         return "truncated"

@@ -62,6 +62,11 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
 
     @property
+    def greedy(self) -> bool:
+        """True where each token is the most likely one."""
+        return self.temperature == 0
+
+    @property
     def truncates(self) -> bool:
         """True where tokens are cut, so that log-probs need the kept set."""
         return self.top_p < 1 or self.top_k > 0
@@ -132,6 +137,8 @@ class Group:
 
     prompt: Prompt
     scored: tuple[Scored, ...]
+    greedy: Scored | None = None
+    """The prompt's greedy answer, where the algorithm measures the samples against it; never trained on."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +173,17 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class Objective:
-    """Which pure loss of `rl.losses.LOSSES` to apply, and its numbers."""
+    """Which pure loss of `rl.losses` to apply, and its numbers (those of the run file's [algorithm] and [kl])."""
 
-    loss: str
+    loss: Literal["policy", "value", "sft"]
+    surrogate: str = "clip"
+    """The policy's: one of `rl.losses.SURROGATES`, or a user's path."""
+    ratio: str = "token"
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float = 0.0
+    gate_positive: float = 1.0
+    gate_negative: float = 1.05
     kl_coefficient: float = 0.0
     kl_estimator: str = "k2"
     kl_level: str = "token"

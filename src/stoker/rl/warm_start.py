@@ -6,10 +6,9 @@ import numpy as np
 
 from stoker.config.schema import RunConfig
 from stoker.errors import DataError, RunError
-from stoker.rl.batches import weigh
-from stoker.rl.ports import Learner
-from stoker.rl.run import PromptSource
+from stoker.rl.ports import Learner, PromptSource
 from stoker.rl.types import Objective, Prompt, TrainBatch, TrainRow
+from stoker.rl.updates import weigh
 
 __all__ = ["answer_rows", "warm_start"]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from stoker.engine.local.sampler import LocalSampler, next_wave
+from stoker.engine.local.drawing import next_wave
+from stoker.engine.local.sampler import LocalSampler
 from stoker.errors import ModelError, RunError
 from stoker.rl.types import Prompt, Request, Sample, SamplingParams
 
@@ -89,7 +90,7 @@ def test_waves_are_whole_groups_by_counts_alone(tiny_tokenizer: Tokenizer) -> No
     assert next_wave(queue, 2, equal_lengths=False) == [0, 1], "a group larger than the limit is split"
     assert next_wave(queue[3:], 64, equal_lengths=True) == [0, 1, 2, 6, 7, 8], "both prompts of length 2"
     queue[1] = replace(queue[1], params=SamplingParams(temperature=0))
-    assert next_wave(queue, 5, equal_lengths=False) == [0, 2, 3, 4, 5], "a wave has one set of parameters"
+    assert next_wave(queue, 6, equal_lengths=False) == [0, 1, 2, 3, 4, 5], "each row has its own parameters"
 
 
 def test_greedy_is_generate(tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer) -> None:

@@ -12,17 +12,16 @@ from stoker.engine.local.decoder import make_decoder
 def test_long_answers_equal_a_plain_forward_while_rows_come_and_go(tiny_llama: PreTrainedModel) -> None:
     prompts = [(1, 2, 3), (4, 5, 6, 7, 8), (9,)]
     tokens = torch.randint(0, 256, (4, 150), generator=torch.Generator().manual_seed(0))
-    members, keep = torch.tensor([0, 1, 1, 2]), torch.tensor([3, 1])
+    members, keep = [0, 1, 1, 2], [3, 1]
     with torch.no_grad():
-        decoder = make_decoder(tiny_llama, abilities_of(tiny_llama))
-        decoder.prefill(prompts, max_new_tokens=151)
-        decoder.select(members)
+        decoder = make_decoder(tiny_llama, abilities_of(tiny_llama), max_new_tokens=151)
+        decoder.enter([prompts[member] for member in members])
         for place in range(100):
             decoder.step(tokens[:, place])
-        decoder.select(keep)
+        decoder.keep(keep, None)
         for place in range(100, 150):
             logits = decoder.step(tokens[keep, place])
-        for row, member in enumerate(keep.tolist()):
+        for row, member in enumerate(keep):
             ids = torch.tensor([[*prompts[members[member]], *tokens[member].tolist()]])
             torch.testing.assert_close(logits[row], tiny_llama(input_ids=ids).logits[0, -1], atol=1e-4, rtol=0)
 

@@ -16,12 +16,17 @@ __all__ = ["TokenBudget"]
 
 T = TypeVar("T")
 
+OVERHEAD_ON_CPU, OVERHEAD_ELSEWHERE = 64, 1024
+"""What one more micro-batch costs, in tokens' time: on a CPU its calls, and gradients that are added up once
+more; an accelerator idles through a small one."""
+
 
 class TokenBudget:
     """Cuts rows into micro-batches of at most `tokens` padded tokens; remembers what it learned of memory."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, device: torch.device) -> None:
         self.tokens = tokens
+        self._overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
         self.notes: list[str] = []
         self._in_flight = (0, 0)  # rows and padded tokens of the micro-batch at work
 
@@ -29,7 +34,7 @@ class TokenBudget:
         """Lines of each micro-batch (see `layout.lines_of`); a row longer than the budget gets one of its own."""
         lines = lines_of(rows, self.tokens, sharing_width)
         lengths = [line.length for line in lines]
-        for places in pack(lengths, self.tokens, oversized="alone"):
+        for places in pack(lengths, self.tokens, oversized="alone", overhead=self._overhead):
             chosen = [lines[place] for place in places]
             self._in_flight = (sum(len(line.rows) for line in chosen), padded_tokens(lengths, [places]))
             yield chosen

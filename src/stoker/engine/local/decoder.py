@@ -1,5 +1,7 @@
-"""Runs a model over the rows of a wave: every prompt once, then one token per row and call.
+"""Runs a model over rows of samples: every prompt once, then one token per row and call.
 
+Dense models have a decoder of their own (`dense_decoder.py`). Every other model is called as transformers
+defines it, which takes all rows at once and then only loses some: a wave.
 U prompts, B rows (samples), V tokens of the vocabulary.
 """
 
@@ -17,34 +19,52 @@ __all__ = ["Decoder", "make_decoder"]
 
 
 class Decoder(Protocol):
-    """Next-token logits for a changing set of rows."""
+    """Next-token logits for a changing set of rows. Features are whatever `logits` takes."""
 
-    def prefill(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
-        """Logits after each prompt, (U, V)."""
+    @property
+    def continuous(self) -> bool:
+        """Rows may enter beside others, and leave cheaply; else they enter an empty decoder, all at once."""
         ...
 
-    def select(self, rows: Tensor) -> None:
-        """Go on with these rows, in this order; a row may be repeated (a group) or left out (finished)."""
+    def enter(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
+        """Add a row for each prompt, behind the present ones; equal prompts are computed once. Features after them."""
         ...
 
     def step(self, token_ids: Tensor) -> Tensor:
-        """Append one token to each row, (B,); logits after it, (B, V)."""
+        """Append one token to each row, (B,); features after it."""
+        ...
+
+    def keep(self, order: Sequence[int], upcoming: tuple[int, ...] | None) -> None:
+        """Row i becomes what row order[i] was; the others are gone. `upcoming`: the prompt likely to enter next."""
+        ...
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(B, V)."""
         ...
 
 
-def make_decoder(model: PreTrainedModel, abilities: Abilities) -> Decoder:
-    """The fastest decoder that is right for the model."""
+def make_decoder(model: PreTrainedModel, abilities: Abilities, max_new_tokens: int) -> Decoder:
+    """A decoder by way of transformers, for answers of up to `max_new_tokens`."""
     if abilities.cache_argument is None:
         return _RecomputingDecoder(model, abilities)
-    return _CachedDecoder(model, abilities, abilities.cache_argument)
+    return _CachedDecoder(model, abilities, abilities.cache_argument, max_new_tokens)
+
+
+def _members(prompts: Sequence[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Each prompt once, and which of them every row has."""
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    return list(places), [places[prompt] for prompt in prompts]
 
 
 class _CachedDecoder:
     """Left-pads prompts, keeps their keys and values (or states), feeds one token at a time."""
 
-    def __init__(self, model: PreTrainedModel, abilities: Abilities, cache_argument: str) -> None:
+    continuous = False
+
+    def __init__(self, model: PreTrainedModel, abilities: Abilities, cache_argument: str, max_new_tokens: int) -> None:
         self._model = model
         self._abilities = abilities
+        self._max_new_tokens = max_new_tokens
         self._argument = cache_argument
         self._spare = _spare_columns(model, abilities)
         self._cache: Cache | None = None
@@ -52,8 +72,15 @@ class _CachedDecoder:
         self._positions = torch.empty(0)  # (B, 1) position of the last token fed
         self._length = 0
 
-    def prefill(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
-        device = self._model.device
+    def enter(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
+        distinct, members = _members(prompts)
+        logits = self._prefill(distinct)
+        self.keep(members, None)
+        return logits[members]
+
+    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
+        """Logits after each prompt, (U, V)."""
+        device, max_new_tokens = self._model.device, self._max_new_tokens
         width = self._length = max(len(p) for p in prompts) + self._spare
         token_ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
         padding = torch.tensor([[width - len(p)] for p in prompts], device=device)
@@ -66,8 +93,9 @@ class _CachedDecoder:
             self._cache = preallocated_cache(self._model.config, width + max_new_tokens)
         return self._forward(token_ids, positions)
 
-    def select(self, rows: Tensor) -> None:
+    def keep(self, order: Sequence[int], upcoming: tuple[int, ...] | None) -> None:
         assert self._cache is not None
+        rows = torch.tensor(order, device=self._model.device)
         self._cache.reorder_cache(rows)  # type: ignore[arg-type]  # it wants a LongTensor, which no tensor's type says
         self._positions = self._positions[rows]
         if self._mask is not None:
@@ -77,6 +105,9 @@ class _CachedDecoder:
         self._length += 1
         self._positions = self._positions + 1
         return self._forward(token_ids[:, None], self._positions)
+
+    def logits(self, features: Tensor) -> Tensor:
+        return features
 
     def _forward(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         arguments: dict[str, Any] = {"use_cache": True}
@@ -110,17 +141,25 @@ def _spare_columns(model: PreTrainedModel, abilities: Abilities) -> int:
 class _RecomputingDecoder:
     """For models without a cache: every token recomputes its whole past. Prompts must be equally long."""
 
+    continuous = False
+
     def __init__(self, model: PreTrainedModel, abilities: Abilities) -> None:
         self._model = model
         self._keep = {"logits_to_keep": 1} if abilities.logits_to_keep else {}
         self._token_ids = torch.empty(0)  # (B, prompt + tokens so far)
 
-    def prefill(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Tensor:
-        self._token_ids = torch.tensor([list(p) for p in prompts], device=self._model.device)
-        return self._forward()
+    def enter(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
+        distinct, members = _members(prompts)
+        self._token_ids = torch.tensor(distinct, device=self._model.device)
+        logits = self._forward()
+        self.keep(members, None)
+        return logits[members]
 
-    def select(self, rows: Tensor) -> None:
-        self._token_ids = self._token_ids[rows]
+    def keep(self, order: Sequence[int], upcoming: tuple[int, ...] | None) -> None:
+        self._token_ids = self._token_ids[torch.tensor(order, device=self._model.device)]
+
+    def logits(self, features: Tensor) -> Tensor:
+        return features
 
     def step(self, token_ids: Tensor) -> Tensor:
         self._token_ids = torch.cat([self._token_ids, token_ids[:, None]], dim=1)

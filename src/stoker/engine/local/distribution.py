@@ -2,19 +2,36 @@
 
 One draw per row by inverse CDF of a given uniform, with the exact log-prob of what was drawn.
 B rows, V tokens of the vocabulary, W tokens at most that a cut may keep.
+
+Where nothing is cut the vocabulary is read twice (largest logit, exponentials) and nothing of its size is
+written but to a piece of memory that stays in the processor's cache.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stoker.rl.types import SamplingParams
 
-__all__ = ["Draws", "draw"]
+__all__ = ["Draws", "RowDraws", "draw", "draw_rows"]
 
 _BLOCK = 256
 """Tokens summed at once before the CDF: a scan over V / 256 block sums and one block beats a scan over V."""
+_IN_CACHE = 1 << 18
+"""Exponentials held at once on CPU, in numbers (1 MiB)."""
+
+
+@dataclass(frozen=True)
+class RowDraws:
+    """One token per row, where each row has its own parameters."""
+
+    token_ids: Tensor  # (B,) int64
+    logprobs: Tensor  # (B,) float32
+    kept: list[NDArray[np.int32] | None] | None = None  # (B,) the tokens that a row's cut left, best first
 
 
 @dataclass(frozen=True)
@@ -26,6 +43,32 @@ class Draws:
     kept_ids: Tensor | None = None  # (B, W) int64, best first; row b owns the first kept_counts[b]
     kept_counts: Tensor | None = None  # (B,) int64
 
+    def kept_rows(self) -> list[NDArray[np.int32] | None] | None:
+        """The kept tokens of each row; None: nothing was cut."""
+        if self.kept_ids is None or self.kept_counts is None:
+            return None
+        ids = self.kept_ids.int().cpu().numpy()
+        return [row[:count].copy() for row, count in zip(ids, self.kept_counts.tolist(), strict=True)]
+
+
+def draw_rows(logits: Tensor, uniforms: Tensor, params: Sequence[SamplingParams]) -> RowDraws:
+    """Draw a token for each row of `logits` (B, V) under its own parameters, from its uniform in [0, 1), (B,)."""
+    rows_of: dict[tuple[float, float, int], list[int]] = {}  # by what shapes the distribution
+    for row, wanted in enumerate(params):
+        rows_of.setdefault((wanted.temperature, wanted.top_p, wanted.top_k), []).append(row)
+    if len(rows_of) == 1:
+        drawn = draw(logits, uniforms, params[0])
+        return RowDraws(drawn.token_ids, drawn.logprobs, drawn.kept_rows())
+    token_ids = torch.empty(len(params), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(params), dtype=torch.float32, device=logits.device)
+    kept: list[NDArray[np.int32] | None] = [None] * len(params)
+    for rows in rows_of.values():
+        drawn = draw(logits[rows], uniforms[rows], params[rows[0]])
+        token_ids[rows], logprobs[rows] = drawn.token_ids, drawn.logprobs
+        for row, ids in zip(rows, drawn.kept_rows() or [None] * len(rows), strict=True):
+            kept[row] = ids
+    return RowDraws(token_ids, logprobs, kept)
+
 
 def draw(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Draws:
     """Draw a token for each row of `logits` (B, V) from its uniform in [0, 1), (B,).
@@ -33,27 +76,36 @@ def draw(logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Draws:
     Temperature 0 is greedy: the smallest id of the best tokens; its log-prob is that of the full
     distribution at temperature 1, and nothing counts as cut.
     """
-    scaled = logits.float()
     if params.temperature == 0:
-        best, token_ids = scaled.max(-1)
-        return Draws(token_ids, best - scaled.logsumexp(-1))
-    if params.temperature != 1:
-        scaled = scaled / params.temperature
-    return _draw_cut(scaled, uniforms, params) if params.truncates else _draw_full(scaled, uniforms)
-
-
-def _draw_full(scaled: Tensor, uniforms: Tensor) -> Draws:
-    rows, vocabulary = scaled.shape
+        best, token_ids = logits.float().max(-1)
+        return Draws(token_ids, best - logits.float().logsumexp(-1))
+    if params.truncates:
+        scaled = logits.float()
+        return _draw_cut(scaled if params.temperature == 1 else scaled / params.temperature, uniforms, params)
+    rows, vocabulary = logits.shape
+    piece = max(1, _IN_CACHE // vocabulary) if logits.device.type == "cpu" else rows
     blocks = -(-vocabulary // _BLOCK)
-    best = scaled.amax(-1, keepdim=True)
-    mass = scaled.new_empty(rows, blocks * _BLOCK)
+    mass = torch.empty(min(piece, rows), blocks * _BLOCK, dtype=torch.float32, device=logits.device)
     mass[:, vocabulary:] = 0
-    torch.sub(scaled, best, out=mass[:, :vocabulary])
-    mass[:, :vocabulary].exp_()
-    mass = mass.view(rows, blocks, _BLOCK)
-    sums = mass.sum(-1).to(_wide(mass))  # (B, blocks)
-    total = sums.sum(-1)  # (B,)
+    drawn = [
+        _draw_full(some, numbers, params.temperature, mass[: len(some)])
+        for some, numbers in zip(logits.split(piece), uniforms.split(piece), strict=True)
+    ]
+    token_ids, logprobs = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    return Draws(token_ids, logprobs)
 
+
+def _draw_full(logits: Tensor, uniforms: Tensor, temperature: float, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and log-probs (B,) of the whole distribution; `mass` (B, blocks x _BLOCK) is overwritten."""
+    rows, vocabulary = logits.shape
+    best = logits.amax(-1, keepdim=True).float()
+    front = mass[:, :vocabulary]
+    torch.sub(logits, best, out=front)
+    if temperature != 1:
+        front.mul_(1 / temperature)
+    front.exp_()
+    mass = mass.view(rows, -1, _BLOCK)
+    sums = mass.sum(-1).to(_wide(mass))  # (B, blocks)
     ends = sums.cumsum(-1)
     target = uniforms.to(sums)[:, None] * ends[:, -1:]
     block = _first_above(ends, target)  # (B, 1)
@@ -61,7 +113,8 @@ def _draw_full(scaled: Tensor, uniforms: Tensor) -> Draws:
     inside = mass.gather(1, block[:, :, None].expand(-1, 1, _BLOCK))[:, 0].to(sums.dtype)  # (B, BLOCK)
     # The clamp only matters to NaN logits: they must reach the caller as a NaN log-prob, not as a bad index.
     token_ids = (block * _BLOCK + _first_above(inside.cumsum(-1), rest))[:, 0].clamp(max=vocabulary - 1)
-    return Draws(token_ids, _gather(scaled, token_ids) - best[:, 0] - total.log().float())
+    above = (_gather(logits, token_ids).float() - best[:, 0]) / temperature
+    return token_ids, above - ends[:, -1].log().float()
 
 
 def _draw_cut(scaled: Tensor, uniforms: Tensor, params: SamplingParams) -> Draws:

@@ -9,9 +9,9 @@ is left out: nothing is predicted from it.
 B rows, S lines, L the longest line, T the longest answer, N scored positions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 
 import numpy as np
 import torch
@@ -20,12 +20,16 @@ from torch import Tensor
 
 from stoker.engine.local.chunked import Kept
 from stoker.errors import ModelError
+from stoker.rl import ragged
 from stoker.rl.types import TrainRow
 
 __all__ = ["Line", "Microbatch", "collate", "lines_of"]
 
 LONGEST_SHARED_LINE = 4096
 """A shared line needs its mask in memory, the square of its length."""
+
+
+NOTHING = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Microbatch:
     """Lines on the device, padded on the right, and where the rows' tokens are in them."""
 
     rows: tuple[TrainRow, ...]  # (B,), in the order of the lines
+    shape: tuple[int, int]  # B, T
     token_ids: Tensor  # (S, L)
     positions: Tensor  # (S, L)
     segments: Tensor | None  # (S, L) 0: prompt, -1: padding, else which answer; None: each line has one answer
@@ -51,10 +56,16 @@ class Microbatch:
     kept: Kept | None
     useful_tokens: int
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(B, T)."""
-        return len(self.rows), max(len(row.token_ids) for row in self.rows)
+    def column(self, name: str) -> Tensor:
+        """(B, T) the rows' field of that name, 0 beyond a row's end."""
+        values = [getattr(row, name) for row in self.rows]
+        padded = np.zeros(self.shape, dtype=values[0].dtype)
+        padded[np.arange(self.shape[1]) < ragged.lengths(values)[:, None]] = np.concatenate(values)
+        return torch.from_numpy(padded).to(self.token_ids.device)
+
+    def known(self, name: str) -> Tensor | None:
+        """The same of a field that rows may lack; None where one does."""
+        return None if any(getattr(row, name) is None for row in self.rows) else self.column(name)
 
     def spread(self, values: Tensor) -> Tensor:
         """(N,) -> (B, T), 0 where nothing was scored; differentiable."""
@@ -78,81 +89,99 @@ def lines_of(rows: Sequence[TrainRow], ceiling: int, width: int) -> list[Line]:
     saves outweighs the attention it adds: a token costs about 24 width^2 per layer in matrix products, a
     pair of positions 4 width, and attention runs at about a quarter of their speed.
     """
-    lines: list[Line] = []
+    members: list[list[int]] = []
+    lengths: list[int] = []
     latest: dict[tuple[int, ...], int] = {}  # prompt -> its line still open
     for index, row in enumerate(rows):
         prompt, answer = len(row.prompt_ids), max(len(row.token_ids) - 1, 0)
-        place = latest.get(row.prompt_ids)
-        if place is not None and width:
-            line = lines[place]
-            length = line.length + answer
-            pays = 4 * (length**2 - line.length**2) <= 6 * width * prompt
+        place = latest.get(row.prompt_ids) if width else None
+        if place is not None:
+            length = lengths[place] + answer
+            pays = 4 * (length**2 - lengths[place] ** 2) <= 6 * width * prompt
             if pays and length <= min(ceiling, LONGEST_SHARED_LINE):
-                lines[place] = Line((*line.rows, index), length)
+                members[place].append(index)
+                lengths[place] = length
                 continue
-        latest[row.prompt_ids] = len(lines)
-        lines.append(Line((index,), prompt + answer))
-    return lines
+        latest[row.prompt_ids] = len(members)
+        members.append([index])
+        lengths.append(prompt + answer)
+    return [Line(tuple(indices), length) for indices, length in zip(members, lengths, strict=True)]
 
 
 def collate(rows: Sequence[TrainRow], lines: Sequence[Line], device: torch.device, *, only_counted: bool) -> Microbatch:
     """`only_counted`: score the tokens of the mask alone, which is all that a loss can see."""
     chosen = tuple(rows[index] for line in lines for index in line.rows)
-    longest, width = max(line.length for line in lines), max(len(row.token_ids) for row in chosen)
-    token_ids = np.zeros((len(lines), longest), dtype=np.int64)  # what stands on padding is never looked at
-    positions = np.tile(np.arange(longest), (len(lines), 1))
-    segments = np.full((len(lines), longest), -1)
-    scored = [np.flatnonzero(row.mask) if only_counted else np.arange(len(row.token_ids)) for row in chosen]
-    sources: list[NDArray[np.int64]] = []
-    for place, line in enumerate(lines):
-        prompt_ids = rows[line.rows[0]].prompt_ids
-        if not prompt_ids:
-            raise ModelError(
-                f"sample {rows[line.rows[0]].sample_id} has an empty prompt: nothing predicts its first token"
-            )
-        start = len(prompt_ids)
-        token_ids[place, :start], segments[place, :start] = prompt_ids, 0
-        for answer, index in enumerate(line.rows, 1):
-            fed = rows[index].token_ids[:-1]
-            span = slice(start, start + len(fed))
-            token_ids[place, span], segments[place, span] = fed, answer
-            positions[place, span] = len(prompt_ids) + np.arange(len(fed))
-            at = scored[len(sources)]
-            # The prompt's last position predicts every answer's first token.
-            sources.append(place * longest + np.where(at == 0, len(prompt_ids) - 1, start + at - 1))
-            start += len(fed)
+    per_line = np.array([len(line.rows) for line in lines])  # (S,)
+    firsts = np.cumsum(per_line) - per_line  # (S,) each line's first row
+    home = np.repeat(np.arange(len(lines)), per_line)  # (B,) the line of each row
+    prompts = _prompt_lengths([chosen[first] for first in firsts])  # (S,)
+    answers = ragged.lengths([row.token_ids for row in chosen])  # (B,)
+    fed = np.maximum(answers - 1, 0)  # (B,)
+    before = np.cumsum(fed) - fed
+    starts = prompts[home] + before - before[firsts][home]  # (B,) where each answer begins in its line
 
-    def put(parts: Iterable[NDArray[np.generic]], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.from_numpy(np.concatenate(list(parts))).to(device=device, dtype=dtype)
+    longest, width = max(line.length for line in lines), int(answers.max())
+    token_ids = np.zeros(len(lines) * longest, dtype=np.int64)  # what stands on padding is never looked at
+    positions = np.tile(np.arange(longest), len(lines))
+    segments = np.full(len(lines) * longest, -1)
+    here = np.repeat(np.arange(len(lines)) * longest, prompts) + ragged.places(prompts)
+    token_ids[here], segments[here] = list(chain.from_iterable(chosen[first].prompt_ids for first in firsts)), 0
+    at = ragged.places(fed)
+    here = np.repeat(home * longest + starts, fed) + at
+    token_ids[here] = np.concatenate([row.token_ids[:-1] for row in chosen])
+    positions[here] = np.repeat(prompts[home], fed) + at
+    segments[here] = np.repeat(np.arange(len(chosen)) - firsts[home] + 1, fed)
 
-    shared = any(len(line.rows) > 1 for line in lines)
+    everything = np.ones(answers.sum(), dtype=np.bool_)
+    scored = np.concatenate([row.mask for row in chosen]) if only_counted else everything  # (all tokens,)
+    at = ragged.places(answers)[scored]  # (N,) the index of each scored token in its row
+    row_of = np.repeat(np.arange(len(chosen)), answers)[scored]
+    line_of = home[row_of]
+    # The prompt's last position predicts every answer's first token.
+    sources = line_of * longest + np.where(at == 0, prompts[line_of] - 1, starts[row_of] + at - 1)
+
+    def put(values: NDArray[np.generic], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.from_numpy(values).to(device=device, dtype=dtype)
+
+    def laid(values: NDArray[np.int64]) -> Tensor:
+        return put(values).view(len(lines), longest)
+
     return Microbatch(
         rows=chosen,
-        token_ids=torch.from_numpy(token_ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        segments=torch.from_numpy(segments).to(device) if shared else None,
+        shape=(len(chosen), width),
+        token_ids=laid(token_ids),
+        positions=laid(positions),
+        segments=laid(segments) if len(chosen) > len(lines) else None,
         sources=put(sources),
-        slots=put(at + index * width for index, at in enumerate(scored)),
-        targets=put(row.token_ids[at] for row, at in zip(chosen, scored, strict=True)),
-        temperature=put(
-            (np.full(len(at), row.temperature) for row, at in zip(chosen, scored, strict=True)), torch.float32
-        ),
+        slots=put(row_of * width + at),
+        targets=put(np.concatenate([row.token_ids for row in chosen])[scored]),
+        temperature=put(np.array([row.temperature for row in chosen])[row_of], torch.float32),
         kept=_kept(chosen, scored, device),
         useful_tokens=sum(line.length for line in lines),
     )
 
 
-def _kept(rows: Sequence[TrainRow], scored: Sequence[NDArray[np.int64]], device: torch.device) -> Kept | None:
-    """The kept ids of the scored positions, in their order; a row without any keeps everything (an empty set)."""
+def _prompt_lengths(rows: Sequence[TrainRow]) -> NDArray[np.int64]:
+    for row in rows:
+        if not row.prompt_ids:
+            raise ModelError(f"sample {row.sample_id} has an empty prompt: nothing predicts its first token")
+    return ragged.lengths([row.prompt_ids for row in rows])
+
+
+def _kept(rows: Sequence[TrainRow], scored: NDArray[np.bool_], device: torch.device) -> Kept | None:
+    """The kept ids of the scored positions, in their order; a row without any keeps everything (an empty set).
+
+    `scored` marks them among the tokens of all rows.
+    """
     if all(row.kept is None for row in rows):
         return None
-    ids, counts = [np.zeros(0, dtype=np.int32)], [np.zeros(1, dtype=np.int64)]
-    for row, at in zip(rows, scored, strict=True):
-        if row.kept is None:
-            counts.append(np.zeros(len(at), dtype=np.int64))
-            continue
-        spans = list(pairwise(row.kept.offsets.tolist()))
-        ids += [row.kept.ids[slice(*spans[t])] for t in at]
-        counts.append(np.diff(row.kept.offsets)[at].astype(np.int64))
-    offsets = torch.from_numpy(np.cumsum(np.concatenate(counts)))
-    return Kept(torch.from_numpy(np.concatenate(ids)).to(device=device, dtype=torch.int64), offsets)
+    ids = np.concatenate([NOTHING if row.kept is None else row.kept.ids for row in rows])
+    counts = np.concatenate(
+        [
+            np.zeros(len(row.token_ids), dtype=np.int64) if row.kept is None else np.diff(row.kept.offsets)
+            for row in rows
+        ]
+    )
+    ids = ids[np.repeat(scored, counts)]
+    offsets = np.concatenate([[0], np.cumsum(counts[scored])])
+    return Kept(torch.from_numpy(ids).to(device=device, dtype=torch.int64), torch.from_numpy(offsets))

@@ -23,13 +23,13 @@ from stoker.engine.local.layout import Microbatch, collate
 from stoker.engine.local.optim import MasterOptimizer, NormGuard, learning_rate
 from stoker.engine.local.reference import Reference, initial_policy, named_reference
 from stoker.engine.local.tally import Tally
-from stoker.engine.local.terms import column, policy_terms, value_terms
+from stoker.engine.local.terms import policy_terms, value_terms
 from stoker.errors import RunError
 from stoker.record.memory import peak_resident_bytes
-from stoker.rl.batches import skippable
 from stoker.rl.losses import Terms, evaluate
 from stoker.rl.ports import Metrics, Role
 from stoker.rl.types import Floats, Objective, TrainBatch, TrainRow
+from stoker.rl.updates import skippable
 
 if TYPE_CHECKING:
     from stoker.engine.local.adapters import Adapters
@@ -58,10 +58,10 @@ class LocalLearner:
         self._adapters = adapters
         self._tokenizer = tokenizer
         self._total_samples = total_samples
-        self._budget = TokenBudget(config.update.tokens_per_microbatch)
+        self._budget = TokenBudget(config.update.tokens_per_microbatch, model.device)
         self._policy = ScoringModel(model, config.update.logits_per_chunk)
         self._reference: Reference | None = named_reference(config, model)
-        self._critic = start_critic(config, model) if config.algorithm.name == "ppo" else None
+        self._critic = start_critic(config, model) if config.algorithm.needs_critic else None
         if config.update.activation_checkpointing:
             for module in [model] if self._critic is None else [model, self._critic.trunk]:
                 checkpoint_activations(module)
@@ -168,7 +168,7 @@ class LocalLearner:
         tally = Tally(objective)
         for lines in self._budget.microbatches(rows, self._sharing_width(role)):
             micro = collate(rows, lines, self._model.device, only_counted=True)
-            terms, weights = self._terms(role, micro), column(micro, "weights")
+            terms, weights = self._terms(role, micro), micro.column("weights")
             loss, metrics = evaluate(terms, objective)
             ((weights * loss).sum() * self._optimizers[role].grad_scale).backward()
             tally.add(len(micro.targets), weights, loss, metrics)
@@ -188,8 +188,10 @@ class LocalLearner:
 
     def _grad_scale(self, rows: Sequence[TrainRow]) -> float:
         """float16 can't hold the gradient of a loss over thousands of tokens: lift a token's weight to about 1."""
+        if self._model.dtype != torch.float16:
+            return 1.0
         largest = max((float(np.abs(row.weights).max(initial=0)) for row in rows), default=0.0)
-        return 2.0 ** -round(math.log2(largest)) if self._model.dtype == torch.float16 and largest else 1.0
+        return 2.0 ** -round(math.log2(largest)) if largest else 1.0
 
     def _reason_to_refuse(self, norms: Mapping[Role, float]) -> str:
         """Policy and critic step together or not at all."""

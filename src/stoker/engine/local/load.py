@@ -12,6 +12,7 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from stoker.config import schema
+from stoker.engine.local.dtype import fastest_dtype
 from stoker.engine.local.locate import base_of, locate, refuse_pickle
 from stoker.engine.local.memory_errors import is_out_of_memory
 from stoker.errors import ModelError, StokerError
@@ -67,6 +68,9 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     disable_progress_bar()  # transformers' own bars would tear the display
     if model.threads:
         torch.set_num_threads(model.threads)
+    device = pick_device(model.device)
+    if model.dtype == "auto":
+        model = model.model_copy(update={"dtype": fastest_dtype(device)})
     folder, gguf = locate(model.path)
     with _explained(model.path, "model"):
         extra = {"gguf_file": gguf} if gguf else {}
@@ -81,7 +85,7 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     for module in loaded.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    loaded.to(device=pick_device(model.device))  # type: ignore[call-arg]  # its decorator hides self
+    loaded.to(device=device)  # type: ignore[call-arg]  # its decorator hides self
     loaded.eval()
     _require_causal_behaviour(loaded, model.path)
     return loaded

@@ -1,8 +1,9 @@
 """Draws answers with the very module the learner trains: no second copy of the weights, nothing frozen.
 
-Samples are decoded in waves of whole groups, at most `concurrent_samples` rows at once. Which samples share
-a wave is decided by counts and submission order alone, never by time or free memory, so a resumed run
-repeats the same batches bit for bit. Each prompt of a wave is computed once for all its samples.
+At most `concurrent_samples` rows are decoded side by side. With a decoder that allows it (dense models) a row
+leaves when its sample has ended and the next one enters at once; else rows are decoded in waves of whole
+groups. Which rows sit together follows from counts, submission order and what was drawn, never from time or
+free memory, so a resumed run repeats the same batches bit for bit. A prompt is computed once for its group.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,14 +14,17 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stoker.engine.local.cache import abilities_of
-from stoker.engine.local.decoder import make_decoder
+from stoker.engine.local.decoder import Decoder, make_decoder
+from stoker.engine.local.dense import Dense, read_dense
+from stoker.engine.local.dense_decoder import DenseDecoder, mismatch
+from stoker.engine.local.drawing import Drawing, longest_first
 from stoker.engine.local.memory_errors import is_out_of_memory
+from stoker.engine.local.slots import Slots
 from stoker.engine.local.stopping import stop_token_ids
-from stoker.engine.local.wave import Wave
 from stoker.errors import ModelError, RunError
 from stoker.rl.types import Request, Sample
 
-__all__ = ["LocalSampler", "next_wave"]
+__all__ = ["LocalSampler"]
 
 
 class LocalSampler:
@@ -37,10 +41,14 @@ class LocalSampler:
         self._tokenizer = tokenizer
         with _evaluating(model):
             self._abilities = abilities_of(model)
+            unfit = mismatch(model)
+        self._dense = unfit is None
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._queue: list[Request] = []
         self._weight_version = 0
         name = type(model).__name__
+        if unfit:
+            self._say_general(unfit)
         if self._abilities.cache_argument is None:
             self.notes.append(f"{name} has no usable cache: each token recomputes its whole past, which is slow.")
         if not self._abilities.pads:
@@ -48,26 +56,23 @@ class LocalSampler:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue samples. Raises ModelError, and queues none, where one can't be drawn."""
+        vocabulary = self._model.config.get_text_config(decoder=True).vocab_size
         for request in requests:
-            self._check(request)
+            self._check(request, vocabulary)
         self._queue.extend(requests)
 
     def collect(self) -> Iterator[Sample]:
-        """Draw every queued sample; a wave's samples come in the order they were submitted."""
-        done = tokens = 0
-        try:
-            while self._queue:
-                wave, samples = self._next_samples(done, tokens)
-                taken = set(wave)
-                self._queue = [request for place, request in enumerate(self._queue) if place not in taken]
-                done += len(samples)
-                tokens += sum(len(sample.token_ids) for sample in samples)
-                yield from samples
-        finally:
-            self._queue = []  # what an abandoned collect left would mix with the next step's samples
+        """Draw every queued sample, each given as it ends. The weights must not change meanwhile."""
+        requests, self._queue = longest_first(self._queue), []
+        longest = max((request.params.max_new_tokens for request in requests), default=0)
+        slots = Slots(self._tokenizer, self._stop_ids, self._weight_version, longest)
+        equal_lengths = not self._abilities.pads
+        drawing = Drawing(requests, self._new_decoder, slots, self._model.device, waves_of_equal_lengths=equal_lengths)
+        while drawing.unfinished:
+            yield from self._next_samples(drawing, len(requests))
 
     def push(self, weight_version: int) -> None:
-        """Later samples carry this version. The module is shared and no cache outlives its wave."""
+        """Later samples carry this version. The module is shared and no cache outlives its `collect`."""
         self._weight_version = weight_version
 
     def state(self) -> dict[str, Any]:
@@ -76,19 +81,36 @@ class LocalSampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.concurrent_samples = int(state["concurrent_samples"])
 
-    def _next_samples(self, done: int, tokens: int) -> tuple[list[int], list[Sample]]:
-        """Places in the queue and their samples; halves `concurrent_samples` until they fit in memory."""
-        while True:
-            wave = next_wave(self._queue, self.concurrent_samples, equal_lengths=not self._abilities.pads)
-            requests = [self._queue[place] for place in wave]
+    def _next_samples(self, drawing: Drawing, queued: int) -> list[Sample]:
+        """Draw until a sample has ended; halves `concurrent_samples` until the rows fit in memory."""
+        while drawing.unfinished:
             try:
-                return wave, self._run(requests, done, tokens)
+                with _evaluating(self._model):
+                    ended: list[Sample] = []
+                    while not ended:
+                        ended = drawing.advance(self.concurrent_samples)
+                        if self.on_progress is not None:
+                            self.on_progress(drawing.done, queued, drawing.tokens)
+                return ended
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-            # Only here is the failed wave's memory free: inside `except` the traceback holds its tensors.
-            self._shrink(requests, cause)
+            # Only here is the failed rows' memory free: inside `except` the traceback holds its tensors.
+            self._shrink(drawing.in_flight, cause)
+            drawing.start_over()
+        return []
+
+    def _new_decoder(self, requests: Sequence[Request]) -> Decoder:
+        longest = max(request.params.max_new_tokens for request in requests)
+        if self._dense:
+            dense = read_dense(self._model)
+            if isinstance(dense, Dense):
+                length = max(len(request.prompt.token_ids) + request.params.max_new_tokens for request in requests)
+                return DenseDecoder(dense, longest, length)
+            self._dense = False
+            self._say_general(dense)
+        return make_decoder(self._model, self._abilities, longest)
 
     def _shrink(self, requests: Sequence[Request], cause: str) -> None:
         if len(requests) == 1:
@@ -103,23 +125,15 @@ class LocalSampler:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _run(self, requests: Sequence[Request], done: int, tokens: int) -> list[Sample]:
-        queued = done + len(self._queue)
-        report = self.on_progress
+    def _say_general(self, reason: str) -> None:
+        name = type(self._model).__name__
+        self.notes.append(f"{name} is sampled through transformers' own modules, which is slower: {reason}.")
 
-        def progress(wave_done: int, wave_tokens: int) -> None:
-            if report is not None:
-                report(done + wave_done, queued, tokens + wave_tokens)
-
-        with _evaluating(self._model):
-            wave = Wave(requests, self._tokenizer, self._stop_ids, self._weight_version)
-            return wave.run(make_decoder(self._model, self._abilities), self._model.device, progress)
-
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, vocabulary: int) -> None:
         prompt, params = request.prompt, request.params
         if not prompt.token_ids:
             raise ModelError(f"prompt {prompt.id} has no tokens: a model needs at least one (e.g. its BOS token).")
-        vocabulary, largest = self._model.config.get_text_config(decoder=True).vocab_size, max(prompt.token_ids)
+        largest = max(prompt.token_ids)
         if largest >= vocabulary:
             raise ModelError(
                 f"prompt {prompt.id} has token {largest}, but {type(self._model).__name__} knows {vocabulary}: its "
@@ -138,29 +152,6 @@ class LocalSampler:
                 "answer could end before sampling.max_new_tokens: set sampling.stop, or eos_token_id in "
                 "generation_config.json."
             )
-
-
-def next_wave(queue: Sequence[Request], limit: int, *, equal_lengths: bool) -> list[int]:
-    """Places in the queue to decode together: whole groups that match the first request, up to `limit` samples.
-
-    A wave shares its sampling parameters (and its prompt length, where the model can't be padded). A group
-    larger than `limit` is split. Depends on nothing but its arguments.
-    """
-
-    def kind(request: Request) -> tuple[Any, ...]:
-        return request.params, len(request.prompt.token_ids) if equal_lengths else 0
-
-    wanted = kind(queue[0])
-    groups: dict[str, list[int]] = {}
-    for place, request in enumerate(queue):
-        if kind(request) == wanted:
-            groups.setdefault(request.prompt.id, []).append(place)
-    wave: list[int] = []
-    for group in groups.values():
-        if wave and len(wave) + len(group) > limit:
-            break
-        wave.extend(group[:limit])
-    return wave
 
 
 @contextmanager

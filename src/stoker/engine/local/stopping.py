@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 __all__ = ["StopStrings", "decode", "stop_token_ids"]
 
@@ -31,6 +31,12 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 def decode(tokenizer: PreTrainedTokenizerBase, token_ids: NDArray[np.integer]) -> str:
     """Text of an answer, special tokens left out."""
+    if (
+        type(tokenizer).decode is PreTrainedTokenizerFast.decode
+        and type(tokenizer)._decode is PreTrainedTokenizerFast._decode
+    ):
+        # What they come to, without an inspection of every id for what kind of sequence it might be.
+        return tokenizer.backend_tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
     text = tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
     return text

@@ -25,10 +25,10 @@ def sample_keys(requests: Iterable[Request]) -> NDArray[np.uint64]:
     return np.array([_key(r.seed, r.prompt.id, r.index) for r in requests], dtype=np.uint64)
 
 
-def uniforms(keys: NDArray[np.uint64], position: int) -> NDArray[np.float64]:
-    """Uniforms in [0, 1) at one response position, (B,): 53 random bits each."""
-    # One-element array, not a scalar: numpy wraps arrays silently, as SplitMix64 wants, but warns on scalars.
-    state = keys + np.array([position + 1], dtype=np.uint64) * _GOLDEN
+def uniforms(keys: NDArray[np.uint64], positions: int | NDArray[np.int64]) -> NDArray[np.float64]:
+    """Uniforms in [0, 1) at a response position, the rows' own or one for all, (B,): 53 random bits each."""
+    # An array, not a scalar: numpy wraps arrays silently, as SplitMix64 wants, but warns on scalars.
+    state = keys + (np.atleast_1d(positions) + 1).astype(np.uint64) * _GOLDEN
     state = (state ^ (state >> np.uint64(30))) * _MIX_1
     state = (state ^ (state >> np.uint64(27))) * _MIX_2
     state = state ^ (state >> np.uint64(31))

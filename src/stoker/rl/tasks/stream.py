@@ -65,18 +65,21 @@ class PromptStream:
         """Prompts served over rows: passes over the data so far."""
         return sum(cursor.served for cursor in self._cursors.values()) / self.rows
 
-    def take(self, n: int) -> list[Prompt]:
-        """The next n prompts, all different. Raises DataError if there are fewer rows than n."""
+    def take(self, n: int, besides: Sequence[Prompt] = ()) -> list[Prompt]:
+        """The next n prompts, all different and none of `besides`, which may leave fewer.
+
+        Raises DataError if there are fewer rows than n.
+        """
         if n > self.rows:
             raise DataError(f"{n} different prompts asked for, the task has {self.rows} training rows")
-        present: dict[str, Prompt] = {}
-        used = dict.fromkeys(self._cursors, 0)
-        while len(present) < n:
+        present = {prompt.id: prompt for prompt in besides}
+        used = {name: len(present.keys() & cursor.prompts.keys()) for name, cursor in self._cursors.items()}
+        while len(present) < min(len(besides) + n, self.rows):
             name = self._due(used)
             prompt = self._cursors[name].take(present)
             present[prompt.id] = prompt
             used[name] += 1
-        return list(present.values())
+        return list(present.values())[len(besides) :]
 
     def _due(self, used: Mapping[str, int]) -> str:
         """The source furthest behind its share, among those with a prompt left for this step."""
