@@ -55,6 +55,14 @@ def test_failure_30_harmless_changes(override: str) -> None:
     assert not change.breaks
 
 
+@pytest.mark.parametrize(("before", "after", "breaks"), [(0, 2, True), (2, 0, True), (2, 3, False)])
+def test_failure_30_how_many_workers_is_harmless_whether_there_are_any_is_not(
+    before: int, after: int, breaks: bool
+) -> None:
+    old, new = (from_dict(BASE, [f"rewards.0.workers={count}"]) for count in (before, after))
+    assert [change.breaks for change in diff(old, new)] == [breaks]
+
+
 def test_failure_30_another_algorithm_shows_every_key_that_it_brings() -> None:
     changes = diff(from_dict(BASE), from_dict(BASE, ["algorithm.name=ppo"]))
     assert [change.path for change in changes] == [

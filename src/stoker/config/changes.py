@@ -17,6 +17,7 @@ _HARMLESS = re.compile(
 )
 """Keys that decide when and where work is done, not what is learned. Any other key breaks: a new one
 must be argued for before a resume may change it silently."""
+_WORKERS = re.compile(r"rewards\.\d+\.workers")
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,15 @@ class Change:
 def diff(old: RunConfig, new: RunConfig) -> list[Change]:
     """Every changed key, in the order of the schema."""
     return [
-        Change(path, before, after, breaks=not _HARMLESS.fullmatch(path))
+        Change(path, before, after, _breaks(path, before, after))
         for path, before, after in _differences("", old.model_dump(), new.model_dump())
     ]
+
+
+def _breaks(path: str, before: Any, after: Any) -> bool:
+    if _WORKERS.fullmatch(path):  # how many there are decides nothing; with none a function sees all prompts together
+        return not (before and after)
+    return not _HARMLESS.fullmatch(path)
 
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:

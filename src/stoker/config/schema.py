@@ -100,6 +100,11 @@ class Reward(Section):
     """Reward of an answer whose check passed its deadline; None: abstain."""
     max_error_rate: Fraction = 0.0
     """Share of a step's samples on which the function may raise before the run stops."""
+    workers: NonNegativeInt = 0
+    """0: one process, called once sampling has ended (trl and openrlhf signatures: with all samples together).
+    N: N processes, handed each prompt's samples as soon as all of them have ended, while others are still drawn (of
+    `math`, the algebra). The function then sees one prompt's samples at a time, and must depend on its arguments alone:
+    not for a function that compares prompts or counts its calls. What it logs is averaged over the prompts."""
     kwargs: dict[str, Any] = {}
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,8 @@ def evaluate(
     metrics: dict[str, float] = {}
     groups: dict[str, list[Group]] = {}
     for name, prompts in sets.items():
-        samples = draw(sampler, prompts, n, params, draw_seed(config.seed, f"eval/{name}", 0))
+        seed = draw_seed(config.seed, f"eval/{name}", 0)
+        samples = draw(sampler, prompts, n, params, seed, group_done=partial(reward.begin, step=step))
         groups[name] = groups_by_prompt(reward(samples, step))
         metrics |= {f"eval/{name}/{key}": value for key, value in summarise(groups[name], solved).items()}
     return metrics, groups

@@ -4,6 +4,8 @@ Every name here is a port (sampler, learner, reward), a pure function, or the ru
 Timing, recovery and records live in the context managers; what they do is in `rl.books` and `rl.run`.
 """
 
+from functools import partial
+
 from stoker.rl.batches import rows_from_groups, with_advantages
 from stoker.rl.books import step
 from stoker.rl.rollout import Rollout
@@ -26,7 +28,16 @@ def train(run: Run) -> str:
             for prompts in rollout.draws_from(run.prompts):  # once, but for dynamic sampling
                 with run.phase("sample"):
                     seed = draw_seed(config.seed, "train", state.step)
-                    samples = draw(run.sampler, prompts, sampling.samples_per_prompt, params, seed, greedy=greedy)
+                    begin = partial(run.reward.begin, step=state.step)  # rewards with workers, beside the sampling
+                    samples = draw(
+                        run.sampler,
+                        prompts,
+                        sampling.samples_per_prompt,
+                        params,
+                        seed,
+                        greedy=greedy,
+                        group_done=begin,
+                    )
                 with run.phase("reward"):
                     rollout.add(groups_by_prompt(run.reward(samples, state.step)))
             groups = rollout.groups

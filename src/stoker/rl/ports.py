@@ -107,6 +107,13 @@ class Learner(Protocol):
 class RewardPort(Protocol):
     """Scores the samples of a step; one Scored per sample, same order."""
 
+    def begin(self, samples: Sequence[Sample], step: int) -> None:
+        """All samples of one prompt, while others are still drawn: what can be scored beside that may start.
+
+        Returns at once; the samples come again in the call.
+        """
+        ...
+
     def __call__(self, samples: Sequence[Sample], step: int) -> list[Scored]: ...
 
 

@@ -1,7 +1,7 @@
 """From prompts to samples: which draws to ask of the sampler, and back into groups."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stoker.config import schema
@@ -41,15 +41,24 @@ def draw(
     seed: int,
     *,
     greedy: SamplingParams | None = None,
+    group_done: Callable[[Sequence[Sample]], None] | None = None,
 ) -> list[Sample]:
     """`samples_per_prompt` samples of each prompt, in the prompts' order whatever the order of completion.
 
-    `greedy`: one more for each, drawn so, the last of its prompt.
+    `greedy`: one more for each, drawn so, the last of its prompt. `group_done`: told the samples of a prompt as
+    soon as all of them have ended.
     """
     each = [params] * samples_per_prompt + ([greedy] if greedy else [])
     requests = [Request(prompt, index, one, seed) for prompt in prompts for index, one in enumerate(each)]
     sampler.submit(requests)
-    by_key = {(sample.prompt.id, sample.index): sample for sample in sampler.collect()}
+    by_key: dict[tuple[str, int], Sample] = {}
+    drawing = {prompt.id: len(each) for prompt in prompts}
+    for sample in sampler.collect():
+        name = sample.prompt.id
+        by_key[name, sample.index] = sample
+        drawing[name] -= 1
+        if group_done is not None and not drawing[name]:
+            group_done([by_key[name, index] for index in range(len(each))])
     return [by_key[request.prompt.id, request.index] for request in requests]
 
 

@@ -2,6 +2,7 @@
 
 The parent waits for the child's pipe; the child waits for its stdin. Neither waits without a limit:
 the child ends itself at the deadline (see `wire`), and the parent kills it a little later if it didn't.
+A child is used by one thread; `kill` alone may come from another.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,6 +46,9 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._stack: IO[bytes] | None = None
         self._buffer = b""
+        self._killed = False
+        self._lock = threading.Lock()
+        """Held while the process begins or is reaped, so that `kill` never misses it or hits another."""
 
     @property
     def running(self) -> bool:
@@ -61,14 +66,18 @@ class Child:
             environment["PYTHONHASHSEED"] = "0"  # sympy's order of terms, hence its verdicts, repeat
         self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._buffer = b""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self.module, str(self._stack.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            pass_fds=(self._stack.fileno(),),
-            start_new_session=True,  # its own group: a kill takes what it started, Ctrl-C leaves it to us
-        )
+        with self._lock:
+            if self._killed:
+                self._stack.close()
+                raise RewardError(f"the process for reward checks (`python -m {self.module}`) was ended with its run")
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self.module, str(self._stack.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                pass_fds=(self._stack.fileno(),),
+                start_new_session=True,  # its own group: a kill takes what it started, Ctrl-C leaves it to us
+            )
         self.starts += 1
         try:
             self._read_line(time.monotonic() + START_S)  # the child says that its imports are done
@@ -139,13 +148,28 @@ class Child:
 
     def close(self) -> None:
         """Kill the child and everything it started; a later `ask` starts a fresh one."""
-        if self._process is None or self._stack is None:
-            return
+        with self._lock:
+            if self._process is None or self._stack is None:
+                return
+            self._kill_group()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout, self._stack):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):  # unsent bytes of a request to a dead child
+                        stream.close()
+            self._process = self._stack = None
+
+    def kill(self) -> None:
+        """From any thread: end the child, and let no `ask` start another. Whoever waits for it gets an error.
+
+        Its own thread still has to `close` it.
+        """
+        with self._lock:
+            self._killed = True
+            if self._process is not None:
+                self._kill_group()
+
+    def _kill_group(self) -> None:
+        assert self._process is not None
         with contextlib.suppress(ProcessLookupError):  # it ended on its own, and left nothing behind
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._stack):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # unsent bytes of a request to a dead child
-                    stream.close()
-        self._process = self._stack = None

@@ -174,3 +174,7 @@ class Math:
 
     def close(self) -> None:
         self._child.close()
+
+    def kill(self) -> None:
+        """See `workers.OwnProcess`."""
+        self._child.kill()

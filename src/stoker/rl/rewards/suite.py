@@ -14,6 +14,7 @@ from stoker.rl.rewards.numeric import RELATIVE_TOLERANCE
 from stoker.rl.rewards.outcome import Answered, Outcome, Score
 from stoker.rl.rewards.rules import Exact, Math, Scores
 from stoker.rl.rewards.user import User
+from stoker.rl.rewards.workers import Workers
 from stoker.rl.types import Prompt, Sample, Scored
 
 __all__ = ["RewardSuite", "build"]
@@ -41,6 +42,12 @@ class RewardSuite:
     _outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
     _logged: dict[str, list[float]] = field(default_factory=dict)
     _extras: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self, samples: Sequence[Sample], step: int) -> None:
+        """All samples of one prompt have ended: rewards with workers start on them, for the call that brings them."""
+        for part in self.parts:
+            if isinstance(part.score, Workers):
+                part.score.begin(samples, step)
 
     def __call__(self, samples: Sequence[Sample], step: int) -> list[Scored]:
         """One Scored a sample, same order. Raises RewardError where a function fails beyond what its config allows."""
@@ -172,7 +179,15 @@ def _forms(chosen: Any) -> tuple[str, ...]:
 
 def _score(config: schema.Reward, name: str) -> Score:
     if config.function == "exact":
+        if config.workers:
+            raise ConfigError(f"rewards: '{name}' only compares texts, which no process speeds up: leave workers out")
         return Exact(name, _scores(_options(config, _SCORES)))
+    if config.workers:
+        return Workers(lambda: _own_process(config, name), config.workers)
+    return _own_process(config, name)
+
+
+def _own_process(config: schema.Reward, name: str) -> Math | User:
     if config.function == "math":
         options = _options(config, (*_SCORES, "forms", "tolerance"))
         return Math(

@@ -64,7 +64,8 @@ class User:
         self.framework, self._batched = self._load()
 
     def _load(self) -> tuple[str, bool]:
-        request = {"load": self.config.function, "signature": self.config.signature, "kwargs": self.config.kwargs}
+        kwargs = _plain(self.config.kwargs, f"reward '{self.name}': kwargs")
+        request = {"load": self.config.function, "signature": self.config.signature, "kwargs": kwargs}
         try:
             reply = self._child.ask_one(request, LOAD_S)
         except (ChildHungError, ChildDiedError) as error:
@@ -184,3 +185,7 @@ class User:
 
     def close(self) -> None:
         self._child.close()
+
+    def kill(self) -> None:
+        """See `workers.OwnProcess`."""
+        self._child.kill()
