@@ -30,13 +30,7 @@ def train(run: Run) -> str:
                     seed = draw_seed(config.seed, "train", state.step)
                     begin = partial(run.reward.begin, step=state.step)  # rewards with workers, beside the sampling
                     samples = draw(
-                        run.sampler,
-                        prompts,
-                        sampling.samples_per_prompt,
-                        params,
-                        seed,
-                        greedy=greedy,
-                        group_done=begin,
+                        run.sampler, prompts, sampling.samples_per_prompt, params, seed, greedy=greedy, group_done=begin
                     )
                 with run.phase("reward"):
                     rollout.add(groups_by_prompt(run.reward(samples, state.step)))
