@@ -76,9 +76,9 @@ class ActivationLimit:
     Raises ModelError where the model's layers can't be recomputed one by one.
     """
 
-    def __init__(self, model: PreTrainedModel, scorer: ScoringModel | Critic, gib: float | None) -> None:
-        """`scorer` runs the model's layers as an update does."""
-        self._model = model
+    def __init__(self, model: Any, scorer: ScoringModel | Critic, gib: float | None) -> None:
+        """`model`: of transformers, whole or a trunk. `scorer` runs its layers as an update does."""
+        self._model: PreTrainedModel = model
         self._limit = math.inf if gib is None else gib * GIB
         self._costs: dict[bool, dict[nn.Module, Cost]] = {}  # by whether answers share a line: other kernels apply
         if gib is not None:
@@ -103,7 +103,7 @@ class ActivationLimit:
         shared = micro.segments is not None
         count, _ = self.plan(lines, length, shared=shared, share=share)
         for place, layer in enumerate(self._costs[shared]):
-            layer.gradient_checkpointing = place < count
+            layer.gradient_checkpointing = place < count  # type: ignore[assignment]
 
     def plan(self, lines: int, length: int, *, shared: bool = False, share: float = 1.0) -> tuple[int, float]:
         """How many layers recompute in a micro-batch of S lines padded to L tokens, and the bytes that all keep."""
