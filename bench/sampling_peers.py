@@ -37,6 +37,7 @@ engine = LLM(model=model, dtype=dtype, max_num_seqs=len(prompts), enable_prefix_
 for line in sys.stdin:
     lengths = json.loads(line)
     params = [SamplingParams(temperature=1.0, max_tokens=n, min_tokens=n, ignore_eos=True, logprobs=0) for n in lengths]
+    engine.reset_prefix_cache()  # in training each step has new weights
     found = engine.generate([TokensPrompt(prompt_token_ids=p) for p in prompts], params, use_tqdm=False)
     print(json.dumps([list(one.outputs[0].token_ids) for one in found]), file=answers, flush=True)
 """
@@ -123,8 +124,10 @@ class Vllm:
     def __init__(self, python: Path, log: Path, dtype: str, prompts: Sequence[Sequence[int]]) -> None:
         """`python`: the interpreter of its environment (`make vllm`). It starts with the first `run`."""
         cores = os.cpu_count() or 1
+        openmp = python.parent.parent / "lib" / "libiomp5.so"  # vLLM asks for it; it comes with its package
         environment = {
             **os.environ,
+            **({"LD_PRELOAD": str(openmp)} if openmp.exists() else {}),
             "OMP_NUM_THREADS": str(cores),
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{cores - 1}",
             "VLLM_CPU_KVCACHE_SPACE": "2",
