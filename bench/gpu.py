@@ -160,7 +160,7 @@ def updates(plan: Plan, limits: Limits) -> list[dict[str, Any]]:
 
 def _update(plan: Plan, limits: Limits, name: str, *, recompute: bool) -> dict[str, Any]:
     model = random_model("qwen3", plan.device, plan.dtype, **plan.shape(name))
-    settings = {"activation_checkpointing": recompute, "tokens_per_microbatch": plan.tokens}
+    settings = {"activation_gib": 0.0 if recompute else None, "tokens_per_microbatch": plan.tokens}
     engine = Engine.of(model, update=settings)
     row = one_row(int(model.config.vocab_size), plan.tokens)
     engine.update([row])

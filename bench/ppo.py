@@ -5,35 +5,36 @@ of that step has seen them; the median over the second half of the run counts. `
 """
 
 import statistics
+from pathlib import Path
 
-from bench.common import ROOT, arguments, finish, stoker_train, workspace
+from bench.common import ROOT, arguments, finish, side_by_side, stoker_train, workspace
 from stoker.record.read import Run
 
 RUN_FILE = ROOT / "examples" / "addition_ppo.toml"
 
 
+def one(seed: int, runs: Path) -> dict[str, float]:
+    name = f"seed-{seed}"
+    done = stoker_train(RUN_FILE, [f"seed={seed}", f"name={name}", f"runs_dir={runs}"])
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    run = Run.load(runs / name)
+    explained = [value for _, value in run.series("critic/explained_variance")]
+    accuracy = [value for _, value in run.series("eval/holdout/accuracy")]
+    result = {
+        "seed": seed,
+        "start": accuracy[0],
+        "end": accuracy[-1],
+        "explained_variance": statistics.median(explained[len(explained) // 2 :]),
+    }
+    print(result, flush=True)
+    return result
+
+
 def main() -> None:
     args = arguments(__doc__ or "")
     runs = workspace("ppo")
-    results = []
-    for seed in range(1 if args.quick else 2):
-        name = f"seed-{seed}"
-        done = stoker_train(RUN_FILE, [f"seed={seed}", f"name={name}", f"runs_dir={runs}"])
-        if done.returncode:
-            raise SystemExit(done.stdout + done.stderr)
-        run = Run.load(runs / name)
-        explained = [value for _, value in run.series("critic/explained_variance")]
-        accuracy = [value for _, value in run.series("eval/holdout/accuracy")]
-        results.append(
-            {
-                "seed": seed,
-                "start": accuracy[0],
-                "end": accuracy[-1],
-                "explained_variance": statistics.median(explained[len(explained) // 2 :]),
-            }
-        )
-        print(results[-1], flush=True)
-    finish({"seeds": results})
+    finish({"seeds": side_by_side(lambda seed: one(seed, runs), range(1 if args.quick else 2))})
 
 
 if __name__ == "__main__":

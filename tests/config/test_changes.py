@@ -44,6 +44,7 @@ def test_failure_30_changes_that_break_the_run(override: str) -> None:
         "validation.every_samples=100",
         "validation.sets.0.path=v",
         "update.tokens_per_microbatch=2048",
+        "update.activation_gib=2",
         "sampling.concurrent_samples=8",
         "model.threads=1",
         "lora.checkpoint=merged",

@@ -102,6 +102,19 @@ def test_points_land_where_the_axes_say() -> None:
     assert y0 > y1
 
 
+def test_noise_on_a_steady_line_stays_small() -> None:
+    def height(least_span: float) -> float:
+        panel = Panel("p", [Series("s", [(0, 9.9), (10, 10)])], least_span=least_span)
+        path = next(
+            p for p in ElementTree.fromstring(svg("t", [panel])).iter(f"{SVG}path") if p.attrib["class"] == "line"
+        )
+        (_, y0), (_, y1) = [(float(x), float(y)) for x, y in re.findall(r"([\d.]+),([\d.]+)", path.attrib["d"])]
+        return y0 - y1
+
+    # The line fills 1 / 1.16 of a free axis, and 0.1 of one that must span 0.1 x 10.
+    assert height(0.1) / height(0.0) == pytest.approx(0.1 * 1.16, rel=0.02)
+
+
 def test_failure_36_hostile_names_in_the_picture() -> None:
     hostile = "</text><script>alert(1)</script>\x1b[31m"
     text = svg(

@@ -12,7 +12,7 @@ __all__ = ["Change", "diff"]
 _HARMLESS = re.compile(
     r"name|runs_dir|stop(\..*)?|record(\..*)?|checkpoint(\..*)?|validation(\.(?!holdout).*)?"
     r"|model\.(device|threads)|lora\.checkpoint|sampling\.concurrent_samples"
-    r"|update\.(tokens_per_microbatch|logits_per_chunk|activation_checkpointing)"
+    r"|update\.(tokens_per_microbatch|logits_per_chunk|activation_gib)"
     r"|rewards\.\d+\.(timeout_s|max_error_rate)"
 )
 """Keys that decide when and where work is done, not what is learned. Any other key breaks: a new one

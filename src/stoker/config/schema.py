@@ -173,7 +173,10 @@ class Update(Section):
     """Ceiling on padded tokens in one forward/backward; changes memory and speed, never the gradient."""
     logits_per_chunk: PositiveInt = 1024
     """Positions whose vocabulary logits are in memory at once."""
-    activation_checkpointing: bool = False
+    activation_gib: NonNegative | None = None
+    """GiB of activations that the layers of one micro-batch may keep for its backward pass: the first layers, as many
+    as it takes, keep only their input and are computed again. Changes memory and speed, never the gradient. 0: all
+    layers; left out: none."""
 
 
 class Stop(Section):

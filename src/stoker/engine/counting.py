@@ -59,7 +59,7 @@ class CountingLearner:
         return getattr(self._learner, name)
 
     def score(self, rows: Sequence[TrainRow], role: Role) -> list[Floats]:
-        self._count(rows, role, training=False)
+        self._count([row for row in rows if row.mask.any()], role, training=False)
         return self._learner.score(rows, role)
 
     def forward_backward(self, batch: TrainBatch, objective: Objective) -> Metrics:
@@ -87,9 +87,7 @@ def rows_flops(rows: Sequence[TrainRow], work: Work, *, training: bool) -> int:
     method = work.training if training else work.forward
     prompts = {row.prompt_ids for row in rows}
     shared = sum(method(len(prompt), scored=0) for prompt in prompts)
-    scored = [int(row.mask.sum()) if training else len(row.token_ids) for row in rows]
-    pairs = zip(rows, scored, strict=True)
-    return shared + sum(method(len(row.token_ids) - 1, len(row.prompt_ids), n) for row, n in pairs)
+    return shared + sum(method(len(row.token_ids) - 1, len(row.prompt_ids), int(row.mask.sum())) for row in rows)
 
 
 def _fed(rows: Sequence[TrainRow]) -> Iterator[int]:

@@ -115,6 +115,8 @@ class Panel:
     percent: bool = False
     y_range: Point | None = None
     """None: from the data."""
+    least_span: float = 0.0
+    """The axis spans at least this share of the largest value: noise on a steady line shall not look like change."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,8 @@ def _y_range(panel: Panel) -> Point:
         ys += [y + sign * e for (_, y), e in zip(series.points, series.errors, strict=False) for sign in (-1, 1)]
     ys = [y for y in ys if math.isfinite(y)]
     low, high = _range(ys, 0.08) if ys else (0.0, 1.0)
+    if ys and (missing := panel.least_span * max(map(abs, ys)) - (high - low)) > 0:
+        low, high = low - missing / 2, high + missing / 2
     return (max(0.0, low), min(1.0, high)) if panel.percent else (low, high)
 
 

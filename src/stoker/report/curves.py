@@ -29,7 +29,7 @@ def learning_curve(run: Run) -> str:
     panels = [
         Panel("Held-out accuracy (band: standard error)", accuracy, percent=True),
         Panel("Mean reward of the step's samples", reward),
-        Panel("Mean answer length, tokens", [Series("length", smooth(lengths, 9), color=COLORS[2])]),
+        Panel("Mean answer length, tokens", [Series("length", smooth(lengths, 9), color=COLORS[2])], least_span=0.3),
     ]
     hours = sum(run.seconds_by_phase().values()) / 3600
     steps = max((record["step"] for record in run.metrics), default=0)

@@ -68,7 +68,7 @@ class Learner(Protocol):
         ...
 
     def score(self, rows: Sequence[TrainRow], role: Role) -> list[Floats]:
-        """Per row (T,): log-probs of its tokens (policy, reference) or values before each token (critic)."""
+        """Per row (T,): log-probs of its tokens (policy, reference) or values before each (critic); 0 off its mask."""
         ...
 
     def begin_rl(self) -> None:

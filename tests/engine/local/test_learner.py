@@ -249,7 +249,7 @@ def test_activation_checkpointing_leaves_the_gradient(
 ) -> None:
     rows = make_rows()
     expected = plain_gradient(tiny_llama, rows)
-    learner = make_learner(tiny_llama, update={"activation_checkpointing": True})
+    learner = make_learner(tiny_llama, update={"activation_gib": 0.0})
     learner.forward_backward(TrainBatch(tuple(rows)), POLICY)
     assert distance(gradients(learner), expected) <= FP32_ROUNDING
     assert not tiny_llama.training
@@ -311,7 +311,7 @@ def test_failure_19_single_row_that_does_not_fit(
 ) -> None:
     learner = make_learner(tiny_llama)
     failing_above(10, monkeypatch)
-    with pytest.raises(RunError, match=r"one row of \d+ tokens.*activation_checkpointing"):
+    with pytest.raises(RunError, match=r"one row of \d+ tokens.*activation_gib"):
         learner.forward_backward(TrainBatch(tuple(make_rows())), POLICY)
 
 

@@ -90,7 +90,7 @@ def test_layout_by_hand(make_rows: Make) -> None:
     first = replace(first, prompt_ids=(7, 8), token_ids=np.array([1, 2, 3]), mask=np.array([True, False, True]))
     second = replace(second, prompt_ids=(7, 8), token_ids=np.array([4]), mask=np.array([True]))
     third = replace(second, token_ids=np.array([5, 6]), mask=np.array([True, True]))
-    micro = collate([first, second, third], [Line((0, 1, 2), 5)], torch.device("cpu"), only_counted=True)
+    micro = collate([first, second, third], [Line((0, 1, 2), 5)], torch.device("cpu"))
     assert micro.token_ids.tolist() == [[7, 8, 1, 2, 5]]
     assert micro.positions.tolist() == [[0, 1, 2, 3, 2]]
     assert micro.segments.tolist() == [[0, 0, 1, 1, 3]]
@@ -156,7 +156,7 @@ def test_every_kind_of_model_is_scored_like_its_own_logits(name: str, make_rows:
     assert bool(scoring.sharing_width) == shares
     rows = grouped([replace(row, token_ids=row.token_ids % 64, temperature=0.7) for row in make_rows(5)])
     lines = lines_of(rows, 4096, scoring.sharing_width)
-    micro = collate(rows, lines, torch.device("cpu"), only_counted=False)
+    micro = collate(rows, lines, torch.device("cpu"))
     found = micro.spread(scoring(micro).logprobs)
     for values, row in zip(found, micro.rows, strict=True):
         ids = torch.tensor([[*row.prompt_ids, *row.token_ids.tolist()]])
@@ -172,7 +172,7 @@ def test_head_that_cannot_be_taken_apart_falls_back_with_a_note(tiny_llama: PreT
     assert scoring._trunk is None
     assert "logits_per_chunk has no effect" in scoring.notes[0]
     rows = make_rows(3)
-    micro = collate(rows, lines_of(rows, 4096, scoring.sharing_width), torch.device("cpu"), only_counted=False)
+    micro = collate(rows, lines_of(rows, 4096, scoring.sharing_width), torch.device("cpu"))
     values = micro.spread(scoring(micro).logprobs)[0]
     row = micro.rows[0]
     logits = tiny_llama(input_ids=torch.tensor([[*row.prompt_ids, *row.token_ids.tolist()]])).logits[0]

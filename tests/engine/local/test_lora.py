@@ -124,13 +124,13 @@ def test_the_base_never_changes_and_is_the_reference_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", ["llama", "tied", "gpt2", "qwen3_moe"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("activation_gib", [None, 0.0])
 def test_gradients_equal_autograd_through_explicit_matrices(
-    name: str, make_lora_learner: Make, make_rows: Make, gradients: Make, checkpointing: bool
+    name: str, make_lora_learner: Make, make_rows: Make, gradients: Make, activation_gib: float | None
 ) -> None:
     """The reference has no peft in it: W + s B A is put in the place of W by hand."""
     plain, rows = build(CARRIES[name]), make_rows()
-    learner = make_lora_learner(copy.deepcopy(plain), update={"activation_checkpointing": checkpointing})
+    learner = make_lora_learner(copy.deepcopy(plain), update={"activation_gib": activation_gib})
     parameters = learner._adapters.parameters
     generator = torch.Generator().manual_seed(1)
     for parameter in parameters.values():

@@ -1,5 +1,6 @@
 """The local sampler as the loop uses it: what is drawn, how it ends, what never depends on batching."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from stoker.engine.local.drawing import next_wave
+from stoker.engine.local.drawing import longest_first, next_wave
 from stoker.engine.local.sampler import LocalSampler
 from stoker.errors import ModelError, RunError
 from stoker.rl.types import Prompt, Request, Sample, SamplingParams
@@ -244,7 +245,7 @@ def test_failure_20_out_of_memory_halves_and_keeps(
     sampler.submit(wanted)
     found = {sample.id: sample for sample in sampler.collect()}
     assert {i: s.token_ids.tolist() for i, s in found.items()} == {i: s.token_ids.tolist() for i, s in expected.items()}
-    assert sampler.state() == {"concurrent_samples": 3}  # 15 samples -> 7 (two groups: 6 rows) -> 3
+    assert sampler.state()["concurrent_samples"] == 3  # 15 samples -> 7 (two groups: 6 rows) -> 3
     assert "out of memory at 15 concurrent samples; going on with 7." in sampler.notes
     resumed = LocalSampler(tiny_llama, tiny_tokenizer, concurrent_samples=64)
     resumed.restore(sampler.state())
@@ -255,6 +256,31 @@ def test_failure_20_out_of_memory_at_one_sample_stops(tiny_llama: PreTrainedMode
     fail_above(tiny_llama, 0, lambda: torch.OutOfMemoryError("CUDA out of memory."))
     with pytest.raises(RunError, match=r"one answer alone \(prompt test:0: 14 tokens.*Lower sampling.max_new_tokens"):
         draw(tiny_llama, tiny_tokenizer, requests(tiny_tokenizer, SamplingParams()))
+
+
+def test_groups_likely_to_be_long_are_drawn_first(tiny_tokenizer: Tokenizer) -> None:
+    a, b, c, d, e = prompts(tiny_tokenizer)
+    short, long = SamplingParams(max_new_tokens=10), SamplingParams(max_new_tokens=40)
+    wanted = [Request(p, index, short, 0) for p in (a, b, c, d) for index in range(2)] + [Request(e, 0, long, 0)]
+    order = longest_first(wanted, {a.id: 3.5, b.id: 7.0, e.id: 2.0})
+    assert [(one.prompt.id, one.index) for one in order] == [
+        *[(c.id, 0), (c.id, 1), (d.id, 0), (d.id, 1)],  # never drawn: as long as they may be, 10
+        *[(b.id, 0), (b.id, 1), (a.id, 0), (a.id, 1), (e.id, 0)],
+    ]
+
+
+def test_answer_lengths_are_remembered_by_prompt_and_survive_a_resume(
+    tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer
+) -> None:
+    sampler = LocalSampler(tiny_llama, tiny_tokenizer, concurrent_samples=64)
+    sampler.submit(requests(tiny_tokenizer, SamplingParams(max_new_tokens=10)))
+    lengths: dict[str, list[int]] = {}
+    for sample in sampler.collect():
+        lengths.setdefault(sample.prompt.id, []).append(len(sample.token_ids))
+    assert sampler.state()["answer_lengths"] == {prompt: sum(found) / 3 for prompt, found in lengths.items()}
+    resumed = LocalSampler(tiny_llama, tiny_tokenizer, concurrent_samples=64)
+    resumed.restore(json.loads(json.dumps(sampler.state())))
+    assert resumed.state() == sampler.state()
 
 
 def test_other_errors_are_not_read_as_out_of_memory(tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer) -> None:

@@ -26,9 +26,15 @@ class TokenBudget:
 
     def __init__(self, tokens: int, device: torch.device) -> None:
         self.tokens = tokens
+        self._configured = tokens
         self._overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
         self.notes: list[str] = []
         self._in_flight = (0, 0)  # rows and padded tokens of the micro-batch at work
+
+    @property
+    def share(self) -> float:
+        """What lack of memory has left of the budget; 1: all."""
+        return self.tokens / self._configured
 
     def microbatches(self, rows: Sequence[TrainRow], sharing_width: int) -> Iterator[list[Line]]:
         """Lines of each micro-batch (see `layout.lines_of`); a row longer than the budget gets one of its own."""
@@ -59,7 +65,7 @@ class TokenBudget:
         if rows <= 1:
             raise RunError(
                 f"memory ran out in a micro-batch of one row of {tokens} tokens, so it can't be cut further: set "
-                "update.activation_checkpointing = true, lower update.logits_per_chunk, or shorten "
+                "update.activation_gib = 0, lower update.logits_per_chunk, or shorten "
                 "sampling.max_new_tokens or task.max_prompt_tokens"
             )
         before, self.tokens = self.tokens, max(1, min(self.tokens, tokens) // 2)

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stoker.engine.local.dense import Dense, Layer, read_dense
+from stoker.engine.local.dense import Dense, Layer, few_rows, read_dense
 from stoker.engine.local.group_cache import GroupCache
 
 __all__ = ["DenseDecoder", "mismatch"]
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens computed at once, padding included: bounds memory whatever the number of prompts."""
-_HEAD_ROWS = 1024
+_HEAD_ROWS, _HEAD_ROWS_TURNED = 1024, 4096
 """Vocabulary computed at once on CPU: MKL is up to a third slower on the whole of a tall matrix."""
 
 
@@ -164,10 +164,14 @@ def _project(head: nn.Module, hidden: Tensor) -> Tensor:
     """The output head, in pieces where that is faster and nothing but a plain linear is asked for."""
     if type(head) is not nn.Linear or head.bias is not None or hidden.device.type != "cpu":
         return head(hidden)
-    logits = hidden.new_empty(len(hidden), head.out_features)
-    for start in range(0, head.out_features, _HEAD_ROWS):
-        piece = slice(start, start + _HEAD_ROWS)
-        torch.mm(hidden, head.weight[piece].T, out=logits[:, piece])
+    logits, turned = hidden.new_empty(len(hidden), head.out_features), few_rows(hidden)
+    rows = _HEAD_ROWS_TURNED if turned else _HEAD_ROWS
+    for start in range(0, head.out_features, rows):
+        piece = slice(start, start + rows)
+        if turned:
+            logits[:, piece] = torch.mm(head.weight[piece], hidden.T).T
+        else:
+            torch.mm(hidden, head.weight[piece].T, out=logits[:, piece])
     return logits
 
 

@@ -1,6 +1,6 @@
 """One `collect`: requests waiting, rows being drawn, samples done; a token for every row at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -113,16 +113,21 @@ class Drawing:
         self._places = [self._places[row] for row in order]
 
 
-def longest_first(requests: Sequence[Request]) -> list[Request]:
-    """Whole groups, those that may grow longest first, so that few rows are left running at the end.
+def longest_first(requests: Sequence[Request], lengths: Mapping[str, float]) -> list[Request]:
+    """Whole groups, those likely to grow longest first, so that few rows are left running at the end.
 
-    Else in the order given; nothing else is known of how long an answer will be.
+    `lengths`: the mean answer of a prompt when it was last drawn, in tokens, by its id. A prompt that wasn't counts
+    as long as its answers may be. Among equals the order given.
     """
     groups: dict[str, list[Request]] = {}
     for request in requests:
         groups.setdefault(request.prompt.id, []).append(request)
-    ordered = sorted(groups.values(), key=lambda group: -max(request.params.max_new_tokens for request in group))
-    return [request for group in ordered for request in group]
+
+    def expected(group: list[Request]) -> float:
+        limit = max(request.params.max_new_tokens for request in group)
+        return min(limit, lengths.get(group[0].prompt.id, limit))
+
+    return [request for group in sorted(groups.values(), key=expected, reverse=True) for request in group]
 
 
 def next_wave(waiting: Sequence[Request], limit: int, *, equal_lengths: bool) -> list[int]:

@@ -12,10 +12,9 @@ from transformers import PreTrainedModel
 
 from stoker.engine.local.chunked import Head, Scores, scores_of_logits, token_scores
 from stoker.engine.local.layout import Line, Microbatch, collate
-from stoker.errors import ModelError
 from stoker.rl.types import TrainRow
 
-__all__ = ["ScoringModel", "checkpoint_activations", "hidden_states", "sharing_width", "trunk_of"]
+__all__ = ["ScoringModel", "hidden_states", "sharing_width", "trunk_of"]
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module | None:
@@ -54,8 +53,8 @@ def sharing_width(model: PreTrainedModel) -> int:
         TrainRow("", tuple(ids[:3].tolist()), answer, np.ones(4, dtype=np.bool_), empty, empty, empty)
         for answer in (ids[4:8], ids[8:12])
     ]
-    shared = collate(rows, [Line((0, 1), 9)], model.device, only_counted=False)
-    apart = collate(rows, [Line((0,), 6), Line((1,), 6)], model.device, only_counted=False)
+    shared = collate(rows, [Line((0, 1), 9)], model.device)
+    apart = collate(rows, [Line((0,), 6), Line((1,), 6)], model.device)
     try:
         found, expected = hidden_states(trunk, shared).float(), hidden_states(trunk, apart).float()
     except (TypeError, ValueError, RuntimeError, IndexError):  # it takes no position_ids, or no mask of its own
@@ -120,14 +119,3 @@ def _head_transforms(model: PreTrainedModel) -> tuple[float, float]:
     config = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
     return scale, float(getattr(config, "final_logit_softcapping", None) or 0.0)
-
-
-def checkpoint_activations(module: Any) -> None:
-    """Recompute each layer in the backward pass instead of keeping its activations."""
-    enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
-    try:
-        enable({"use_reentrant": False})
-    except ValueError as error:
-        raise ModelError(f"update.activation_checkpointing = true, but {error} Set it to false") from error
-    # It makes embeddings' outputs require gradients, which this kind of checkpointing doesn't need, adapters or not.
-    module.disable_input_require_grads()

@@ -108,8 +108,8 @@ def lines_of(rows: Sequence[TrainRow], ceiling: int, width: int) -> list[Line]:
     return [Line(tuple(indices), length) for indices, length in zip(members, lengths, strict=True)]
 
 
-def collate(rows: Sequence[TrainRow], lines: Sequence[Line], device: torch.device, *, only_counted: bool) -> Microbatch:
-    """`only_counted`: score the tokens of the mask alone, which is all that a loss can see."""
+def collate(rows: Sequence[TrainRow], lines: Sequence[Line], device: torch.device) -> Microbatch:
+    """The scored tokens are those of the masks, which is all that a loss or an advantage can see."""
     chosen = tuple(rows[index] for line in lines for index in line.rows)
     per_line = np.array([len(line.rows) for line in lines])  # (S,)
     firsts = np.cumsum(per_line) - per_line  # (S,) each line's first row
@@ -132,8 +132,7 @@ def collate(rows: Sequence[TrainRow], lines: Sequence[Line], device: torch.devic
     positions[here] = np.repeat(prompts[home], fed) + at
     segments[here] = np.repeat(np.arange(len(chosen)) - firsts[home] + 1, fed)
 
-    everything = np.ones(answers.sum(), dtype=np.bool_)
-    scored = np.concatenate([row.mask for row in chosen]) if only_counted else everything  # (all tokens,)
+    scored = np.concatenate([row.mask for row in chosen])  # (all tokens,)
     at = ragged.places(answers)[scored]  # (N,) the index of each scored token in its row
     row_of = np.repeat(np.arange(len(chosen)), answers)[scored]
     line_of = home[row_of]

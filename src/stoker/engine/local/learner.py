@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 
 from stoker.config import schema
 from stoker.engine.local import saving
+from stoker.engine.local.activations import ActivationLimit
 from stoker.engine.local.budget import TokenBudget
 from stoker.engine.local.critic import Critic, follows_policy, start_critic
-from stoker.engine.local.forward import ScoringModel, checkpoint_activations
+from stoker.engine.local.forward import ScoringModel
 from stoker.engine.local.layout import Microbatch, collate
 from stoker.engine.local.optim import MasterOptimizer, NormGuard, learning_rate
 from stoker.engine.local.reference import Reference, initial_policy, named_reference
@@ -62,9 +63,11 @@ class LocalLearner:
         self._policy = ScoringModel(model, config.update.logits_per_chunk)
         self._reference: Reference | None = named_reference(config, model)
         self._critic = start_critic(config, model) if config.algorithm.needs_critic else None
-        if config.update.activation_checkpointing:
-            for module in [model] if self._critic is None else [model, self._critic.trunk]:
-                checkpoint_activations(module)
+        self._limits: dict[Role, ActivationLimit] = {
+            "policy": ActivationLimit(model, self._policy, config.update.activation_gib)
+        }
+        if self._critic is not None:
+            self._limits["critic"] = ActivationLimit(self._critic.trunk, self._critic, config.update.activation_gib)
         self._optimizers: dict[Role, MasterOptimizer] = {"policy": MasterOptimizer(model, config.optimizer)}
         if self._critic is not None:
             self._optimizers["critic"] = MasterOptimizer(self._critic, config.critic.optimizer)
@@ -81,7 +84,9 @@ class LocalLearner:
     def notes(self) -> list[str]:
         """What was detected or adapted, a sentence each, for the user."""
         adapted = [] if self._adapters is None else self._adapters.notes
-        return [*adapted, *self._policy.notes, *self._budget.notes]
+        longest = self._config.task.max_prompt_tokens + self._config.sampling.max_new_tokens
+        limited = [note for limit in self._limits.values() for note in limit.notes(self._budget.tokens, longest)]
+        return [*adapted, *self._policy.notes, *limited, *self._budget.notes]
 
     # -- the two verbs ---------------------------------------------------------------------------
 
@@ -128,16 +133,20 @@ class LocalLearner:
         return self._score(rows, self._policy)
 
     def _score(self, rows: Sequence[TrainRow], model: ScoringModel | Critic) -> list[Floats]:
+        """Laid out, cut and headed as an update lays out, cuts and heads the same rows: equal weights, equal bits."""
+        counted = [row for row in rows if row.mask.any()]
+
         def attempt() -> list[Floats]:
             result: dict[int, Floats] = {}
-            for lines in self._budget.microbatches(rows, model.sharing_width):
-                micro = collate(rows, lines, self._model.device, only_counted=False)
+            for lines in self._budget.microbatches(counted, model.sharing_width):
+                micro = collate(counted, lines, self._model.device)
                 scores = model(micro)
                 values = micro.spread(scores if isinstance(scores, Tensor) else scores.logprobs).float().cpu().numpy()
                 order = [index for line in lines for index in line.rows]
                 for index, padded in zip(order, values, strict=True):
-                    result[index] = padded[: len(rows[index].token_ids)].copy()
-            return [result[index] for index in range(len(rows))]
+                    result[index] = padded[: len(counted[index].token_ids)].copy()
+            in_order = (result[index] for index in range(len(counted)))
+            return [next(in_order) if row.mask.any() else np.zeros(len(row.mask), np.float32) for row in rows]
 
         return self._budget.retry(attempt, undo=lambda: None)
 
@@ -153,13 +162,8 @@ class LocalLearner:
         def undo() -> None:
             optimizer.set_gradients([None if gradient is None else gradient.clone() for gradient in earlier])
 
-        module = self._model if role == "policy" else self._critic
-        assert module is not None
-        module.train(self._config.update.activation_checkpointing)  # nothing else hangs on it: dropout is 0
-        try:
+        with self._limits[role].training():
             tally = self._budget.retry(lambda: self._add_gradients(role, rows, objective), undo)
-        finally:
-            module.eval()
         self._pending[role] = objective.loss
         self._losses_finite &= math.isfinite(tally.loss)
         return tally.metrics()
@@ -167,7 +171,8 @@ class LocalLearner:
     def _add_gradients(self, role: Role, rows: Sequence[TrainRow], objective: Objective) -> Tally:
         tally = Tally(objective)
         for lines in self._budget.microbatches(rows, self._sharing_width(role)):
-            micro = collate(rows, lines, self._model.device, only_counted=True)
+            micro = collate(rows, lines, self._model.device)
+            self._limits[role].apply(micro, self._budget.share)
             terms, weights = self._terms(role, micro), micro.column("weights")
             loss, metrics = evaluate(terms, objective)
             ((weights * loss).sum() * self._optimizers[role].grad_scale).backward()

@@ -45,6 +45,8 @@ class LocalSampler:
         self._dense = unfit is None
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._queue: list[Request] = []
+        self._lengths: dict[str, float] = {}
+        """By prompt id, the mean answer of its last samples, in tokens."""
         self._weight_version = 0
         name = type(model).__name__
         if unfit:
@@ -63,23 +65,28 @@ class LocalSampler:
 
     def collect(self) -> Iterator[Sample]:
         """Draw every queued sample, each given as it ends. The weights must not change meanwhile."""
-        requests, self._queue = longest_first(self._queue), []
+        requests, self._queue = longest_first(self._queue, self._lengths), []
         longest = max((request.params.max_new_tokens for request in requests), default=0)
         slots = Slots(self._tokenizer, self._stop_ids, self._weight_version, longest)
         equal_lengths = not self._abilities.pads
         drawing = Drawing(requests, self._new_decoder, slots, self._model.device, waves_of_equal_lengths=equal_lengths)
+        drawn: dict[str, list[int]] = {}
         while drawing.unfinished:
-            yield from self._next_samples(drawing, len(requests))
+            for sample in self._next_samples(drawing, len(requests)):
+                drawn.setdefault(sample.prompt.id, []).append(len(sample.token_ids))
+                yield sample
+        self._lengths.update({prompt: sum(lengths) / len(lengths) for prompt, lengths in drawn.items()})
 
     def push(self, weight_version: int) -> None:
         """Later samples carry this version. The module is shared and no cache outlives its `collect`."""
         self._weight_version = weight_version
 
     def state(self) -> dict[str, Any]:
-        return {"concurrent_samples": self.concurrent_samples}
+        return {"concurrent_samples": self.concurrent_samples, "answer_lengths": self._lengths}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.concurrent_samples = int(state["concurrent_samples"])
+        self._lengths = dict(state["answer_lengths"])
 
     def _next_samples(self, drawing: Drawing, queued: int) -> list[Sample]:
         """Draw until a sample has ended; halves `concurrent_samples` until the rows fit in memory."""
