@@ -58,7 +58,7 @@ class Engine:
         return list(self.sampler.collect())
 
     def update(self, rows: Sequence[TrainRow]) -> None:
-        """One optimizer step of the policy loss, its leash and clip included."""
+        """One optimizer step of the policy loss, the clip included, without a leash."""
         self.learner.forward_backward(TrainBatch(tuple(rows)), Objective("policy"))
         self.learner.step(1_000)
 

@@ -42,6 +42,7 @@ INSIDE = (
     ("record", 3),
 )
 FROM_OUTSIDE = 4
+START_SECONDS = 600
 QUICK = (("save", 2), ("sample", 20), ("update", 30))
 
 
@@ -79,7 +80,11 @@ def killed_outside(runs: Path, name: str, after: float) -> bool:
     command = [sys.executable, "-m", "stoker.cli", "train", str(RUN_FILE), *overrides(runs, name), "--quiet"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     clock = runs / name / "clock.jsonl"
+    deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and not (clock.exists() and '"step":1' in clock.read_text()):
+        if time.monotonic() > deadline:
+            process.kill()
+            raise SystemExit(f"{name} did not begin to train in {START_SECONDS} s")
         time.sleep(0.01)
     time.sleep(after)
     process.kill()
@@ -124,7 +129,7 @@ def main() -> None:
         lines = [resumed.stdout + resumed.stderr] if resumed.returncode else []
         lines = lines or differences(expected, fingerprint(runs / name))
         identical += killed and not lines
-        counts["save" if in_save else point if point in counts else "other"] += 1
+        counts["save" if in_save else point if point in counts else "other"] += killed
         if lines or not killed:
             failures.append({"run": name, "killed": killed, "differences": lines[:5]})
         print(f"{name}: killed {killed}, in a save {in_save}, identical {not lines}", *lines[:3], flush=True)

@@ -55,7 +55,7 @@ def run(side: str, model: Path, steps: int, overrides: list[str]) -> dict[str, A
 def in_process(side: str, model: Path, steps: int, *overrides: str) -> dict[str, Any]:
     """`run` in a process of its own, whose peak is the run's."""
     command = [sys.executable, "-m", "bench.lora", "--side", side, "--steps", str(steps), "--model", str(model)]
-    done = subprocess.run([*command, *overrides], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=7200, check=False)
     if done.returncode:
         raise SystemExit(f"{side} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

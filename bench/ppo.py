@@ -1,7 +1,7 @@
 """PPO on the addition example: does its critic explain the returns, and does the policy get there?
 
-Explained variance is 1 - var(return - value) / var(return) over the tokens of a step, before the critic's update
-of that step has seen them; the median over the second half of the run counts. `accuracy` is held out and greedy.
+Explained variance is 1 - var(return - value) / var(return) over the tokens of a step's first update, which the
+critic has not been trained on; the median over the second half of the run counts. `accuracy` is held out and greedy.
 """
 
 import statistics

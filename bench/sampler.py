@@ -66,20 +66,6 @@ def choose_setting(generate: Generate, tokens: int) -> None:
     generate.setting = generate.SETTINGS[int(np.argmax(rates))]
 
 
-def matmul_seconds(model: Any, rows: int) -> float:
-    """Seconds of the linear layers and the head alone, for one token of `rows` rows."""
-    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    inputs = {n: torch.randn(rows, n, dtype=model.dtype) for n in {linear.in_features for linear in linears}}
-    spent = []
-    with torch.no_grad():
-        for _ in range(5):
-            started = time.monotonic()
-            for linear in linears:
-                linear(inputs[linear.in_features])
-            spent.append(time.monotonic() - started)
-    return min(spent)
-
-
 def greedy_identical(stoker: Stoker, generate: Generate, model: Any, prompts: Sequence[list[int]], tokens: int) -> bool:
     """Greedy answers are the same up to the first position where the best two tokens are within 1e-3."""
     lengths = [tokens] * (PROMPTS * SAMPLES)
@@ -130,7 +116,6 @@ def main() -> None:
         vllm.close()
     result |= {
         "greedy_identical": greedy_identical(stoker, generate, model, prompts, 8 if args.quick else 32),
-        "matmul_share_uniform": matmul_seconds(model, count) * uniform["stoker"]["median"] / count,
         "dtype": dtype,
         "generate_setting": generate.setting,
         "spread": {"mixed": mixed, "uniform": uniform},

@@ -2,8 +2,8 @@
 
     python -m bench.victim POINT NTH RUN_FILE [a.b=c ...] [--resume]
 
-POINT: `save` (files written, manifest not), `rename` (manifest written, not in place yet), `sample` (a token of a
-wave drawn), `update` (a micro-batch's gradient added), `step` (the optimizer moved the weights), `record` (a
+POINT: `save` (files written, manifest not), `rename` (manifest written, not in place yet), `sample` (a token of
+every row drawn), `update` (a micro-batch's gradient added), `step` (the optimizer moved the weights), `record` (a
 metrics line half written). NTH: the how many-th time the point is reached.
 """
 
@@ -15,10 +15,11 @@ from typing import Any
 
 from stoker.config import load as config_load
 from stoker.engine import checkpoint
+from stoker.engine.local.drawing import Drawing
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.optim import MasterOptimizer
-from stoker.engine.local.sampler import LocalSampler
 from stoker.record.write import Lines
+from stoker.rl.types import Sample
 from stoker.runner import train
 
 
@@ -36,24 +37,15 @@ def die_at(nth: int) -> Callable[[], None]:
 
 
 def in_sampling(die: Callable[[], None]) -> None:
-    """Die where the sampler reports a token."""
-    original = LocalSampler._run
+    """Die where every row has drawn a token."""
+    original = Drawing.advance
 
-    def run(self: LocalSampler, requests: Any, done: int, tokens: int) -> Any:
-        report = self.on_progress
+    def advance(self: Drawing, limit: int) -> list[Sample]:
+        ended = original(self, limit)
+        die()
+        return ended
 
-        def progress(*args: int) -> None:
-            die()
-            if report is not None:
-                report(*args)
-
-        self.on_progress = progress
-        try:
-            return original(self, requests, done, tokens)
-        finally:
-            self.on_progress = report
-
-    LocalSampler._run = run  # type: ignore[method-assign]
+    Drawing.advance = advance  # type: ignore[method-assign]
 
 
 def in_update(die: Callable[[], None]) -> None:

@@ -3,9 +3,9 @@
 SmolLM2-135M; 64 samples a step (8 prompts x 8), up to 64 tokens, KL leash 0.04 by k3, temperature 1, loss `grpo`.
 Both compute in the dtype this machine is fastest in; TRL with its own generation and no gradient checkpointing, fp32
 weights, under autocast where that dtype is bfloat16. Each side is one process, and the two take turns, step by step,
-the other one stopped. A process's first step is left out. Other cases: prompts of 512 tokens, answers of up to 512,
-and LoRA of rank 16. Ratios are stoker over TRL; memory is the process's peak; `reward` is held out, after equal
-steps. `--quick`: the first case, smaller. `--case` picks one.
+the other one stopped. Left out are the first step of a process and evaluations. Other cases: prompts of 512 tokens,
+answers of up to 512, and LoRA of rank 16. Ratios are stoker over TRL; memory is the process's peak; `reward` is held
+out, after equal steps. `--quick`: the first case, smaller. `--case` picks one.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import ROOT, finish, median_and_spread, workspace
-from bench.vs_trl_sides import MODEL, Case, steps_file
+from bench.vs_trl_sides import MODEL, Case, steps_done
 
 CASES = {
     "standard": Case(prompts=8, samples=8, new_tokens=64, steps=4),
@@ -37,7 +37,7 @@ class Side:
     def __init__(self, name: str, case: Case, folder: Path) -> None:
         folder.mkdir(parents=True)
         self._name = name
-        self._steps = steps_file(name, folder)
+        self._folder = folder
         self._log = folder / "log"
         self._done = 0
         given = json.dumps({"case": asdict(case), "folder": str(folder)})
@@ -50,7 +50,7 @@ class Side:
         """Seconds of its next step."""
         started = time.monotonic()
         self._process.send_signal(signal.SIGCONT)
-        while (done := self._count()) == self._done:
+        while (done := steps_done(self._name, self._folder)) == self._done:
             if self._process.poll() is not None or time.monotonic() - started > STEP_SECONDS:
                 raise self._failed("gave no step")
             time.sleep(POLL_SECONDS)
@@ -72,9 +72,6 @@ class Side:
         self._process.kill()
         self._process.wait()
 
-    def _count(self) -> int:
-        return self._steps.read_bytes().count(b"\n") if self._steps.exists() else 0
-
     def _failed(self, how: str) -> SystemExit:
         return SystemExit(f"{self._name} {how}:\n{self._log.read_text()[-3000:]}")
 
@@ -93,6 +90,9 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     finally:
         for side in sides.values():
             side.kill()
+    for name, side_found in found.items():
+        assert len(side_found["tokens"]) == case.steps, f"{name} recorded {len(side_found['tokens'])} steps"
+        seconds[name] = [a - b for a, b in zip(seconds[name], side_found["evaluating"], strict=True)]
     ours, theirs = (seconds[name][1:] for name in ("ours", "theirs"))
     speed = [b / a for a, b in zip(ours, theirs, strict=True)]
     tokens = {name: sum(found[name]["tokens"][1:]) / sum(seconds[name][1:]) for name in sides}

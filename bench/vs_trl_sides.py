@@ -16,11 +16,12 @@ from bench.common import ROOT
 from stoker.config import load as config_load
 from stoker.record.memory import peak_resident_bytes
 
-__all__ = ["MODEL", "Case", "steps_file"]
+__all__ = ["MODEL", "Case", "steps_done"]
 
 MODEL = ROOT / "models" / "smollm2-135m-instruct"
 RUN_FILE = ROOT / "examples" / "smollm2_arithmetic.toml"
 RATE, RANK = 1e-5, 16
+STEPS = "steps.jsonl"
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ def overrides(case: Case, folder: Path) -> list[str]:
         "sampling.temperature=1.0",
         "kl.coefficient=0.04",
         "kl.estimator=k3",
+        "algorithm.loss_weighting=sample",  # what TRL calls the loss `grpo`
+        "optimizer.betas=[0.9,0.999]",
+        "optimizer.warmup_fraction=0",
+        "optimizer.decay=linear",
+        "optimizer.final_fraction=0",
         f"optimizer.learning_rate={RATE}",
         f"validation.holdout={case.held_out}",
         "validation.every_samples=0",
@@ -61,9 +67,11 @@ def overrides(case: Case, folder: Path) -> list[str]:
     ]
 
 
-def steps_file(name: str, folder: Path) -> Path:
-    """It has one more line at each step's end."""
-    return folder / ("ours/metrics.jsonl" if name == "ours" else "steps.jsonl")
+def steps_done(name: str, folder: Path) -> int:
+    """Of a side that may still run."""
+    path = folder / ("ours/metrics.jsonl" if name == "ours" else STEPS)
+    steps = [line.partition(b",")[0] for line in path.read_bytes().splitlines()] if path.exists() else []
+    return sum(step.startswith(b'{"step":') and step != b'{"step":0' for step in steps)
 
 
 def ours(case: Case, folder: Path) -> dict[str, Any]:
@@ -74,8 +82,14 @@ def ours(case: Case, folder: Path) -> dict[str, Any]:
     peak = peak_resident_bytes()
     run = Run.load(folder / "ours")
     held_out = [value for _, value in run.series("eval/holdout/reward")]
-    tokens = [record["sample/tokens"] for record in run.metrics if record["step"] > 0]
-    return {"tokens": tokens, "start": held_out[0], "end": held_out[-1], "peak": peak}
+    steps = [record for record in run.metrics if record["step"] > 0]
+    return {
+        "tokens": [step["sample/tokens"] for step in steps],
+        "evaluating": [step.get("time/evaluate", 0.0) for step in steps],
+        "start": held_out[0],
+        "end": held_out[-1],
+        "peak": peak,
+    }
 
 
 def theirs(case: Case, folder: Path) -> dict[str, Any]:
@@ -91,8 +105,9 @@ def theirs(case: Case, folder: Path) -> dict[str, Any]:
 
     class Steps(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            with steps_file("theirs", folder).open("a") as file:
-                file.write("{}\n")
+            self.done = getattr(self, "done", 0) + 1
+            with (folder / STEPS).open("a") as file:
+                file.write(json.dumps({"step": self.done, "of": case.steps}, separators=(",", ":")) + "\n")
 
     microbatch = min(case.trl_microbatch, case.prompts * case.samples)
     settings = GRPOConfig(
@@ -131,7 +146,7 @@ def theirs(case: Case, folder: Path) -> dict[str, Any]:
     tokens = [entry["completions/mean_length"] * case.prompts * case.samples for entry in logs]
     trainer.save_model(str(folder / "policy"))
     start, end = (evaluate_model(str(path), config, 1)["holdout"]["reward"] for path in (MODEL, folder / "policy"))
-    return {"tokens": tokens, "start": start, "end": end, "peak": peak}
+    return {"tokens": tokens, "evaluating": [0.0] * len(tokens), "start": start, "end": end, "peak": peak}
 
 
 def dataset(config: Any) -> Any:

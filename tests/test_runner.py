@@ -311,6 +311,8 @@ def test_failure_03_a_signal_does_not_wait_for_a_reward_that_hangs(
     result = quiet(make_config(f"validation.holdout={holdout}", rewards=rewards))
     assert result.exit_code == 143
     assert time.monotonic() - started < 30
+    for state in result.folder.glob("checkpoints/step_0/run_state.json"):  # the abandoned step's answers left no trace
+        assert json.loads(state.read_text())["sampler"]["answer_lengths"] == {}
 
 
 def test_failure_03_a_signal_in_the_warm_start_says_how_to_go_on(

@@ -264,8 +264,8 @@ class RunConfig(Section):
             )
         if self.kl_placement == "loss" and self.kl.estimator == "k1":
             raise ValueError(
-                "kl.estimator = 'k1' in the loss (the default of grpo and its kin) has zero gradient: use 'k2' (or "
-                "'k3'), or kl.placement = 'reward'"
+                "kl.estimator = 'k1' in the loss (the default of grpo and its kin) has no gradient but that of "
+                "its importance weight, which is noisier than k2's: use 'k2' (or 'k3'), or kl.placement = 'reward'"
             )
         if self.kl.adaptive and not self.kl.coefficient:
             raise ValueError("kl.adaptive = true has nothing to adapt at kl.coefficient = 0: set one above 0")

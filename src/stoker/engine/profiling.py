@@ -80,7 +80,7 @@ class Profiler:
     def _begin(self) -> None:
         run, work = self._run, model_work(self._model)
         works: dict[Role, Work] = {"policy": work}
-        if run.config.algorithm.name == "ppo":
+        if run.config.algorithm.needs_critic:
             works["critic"] = replace(work, head=0)
         run.sampler = cast("Sampler", CountingSampler(self._ports[0], work, self._tally))
         run.learner = cast("Learner", CountingLearner(self._ports[1], works, self._tally))

@@ -77,7 +77,9 @@ METRICS: dict[str, Metric] = {
     "critic/clipped": Metric("share of tokens", "Values cut by value_clip."),
     "critic/value_mean": Metric("reward", "Mean predicted value."),
     "critic/return_mean": Metric("reward", "Mean return the critic is trained on."),
-    "critic/explained_variance": Metric("share", "1 - var(return - value) / var(return); 1: perfect, <= 0: useless."),
+    "critic/explained_variance": Metric(
+        "share", "1 - var(return - value) / var(return) at the step's first update; 1: perfect, <= 0: useless."
+    ),
     "critic/grad_norm": Metric("norm", "Norm of the critic's gradient before clipping, mean over updates."),
     "critic/learning_rate": Metric("rate", "Learning rate of the critic's last update."),
     # kl: the leash

@@ -23,6 +23,7 @@ __all__ = ["Books", "rollout_metrics", "step"]
 MAXIMA = ("policy/ratio_max", "policy/mismatch_max")
 LAST = ("optim/learning_rate", "critic/learning_rate", "batch/tokens_per_microbatch")
 SUMS = ("optim/skipped", "batch/microbatches")
+FIRST = ("critic/explained_variance",)  # later updates have trained on some of the same tokens
 
 
 @contextmanager
@@ -30,13 +31,14 @@ def step(run: Run) -> Iterator["Books"]:
     """One step of the books: recorded when it ends; as if never begun when a signal ends it before its update."""
     run.clock.at_step(run.state.step + 1)
     run.update_in_step = 0
-    before = run.prompts.state()
+    prompts, sampler = run.prompts.state(), run.sampler.state()
     books = Books(run)
     run.abandonable = True
     try:
         yield books
     except Interrupted:
-        run.prompts.restore(before)
+        run.prompts.restore(prompts)
+        run.sampler.restore(sampler)
         return
     finally:
         run.abandonable = False
@@ -226,7 +228,7 @@ def _row_record(row: TrainRow) -> dict[str, Any]:
 
 
 def _over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One number for the step: means over updates, but maxima, sums and last values where the key says so."""
+    """One number for the step: means over updates, but maxima, sums, first and last values where the key says so."""
     found: dict[str, float] = {}
     for key in dict.fromkeys(key for one in updates for key in one):
         values = [one[key] for one in updates if key in one]
@@ -234,6 +236,8 @@ def _over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             found[key] = max(values)
         elif key in SUMS:
             found[key] = sum(values)
+        elif key in FIRST:
+            found[key] = values[0]
         else:
             found[key] = values[-1] if key in LAST else sum(values) / len(values)
     if norms := [one["optim/grad_norm"] for one in updates if "optim/grad_norm" in one]:

@@ -1,7 +1,7 @@
 """The losses, as pure functions of (B, T) tensors: a token's log-prob in, its loss out.
 
 A loss never averages. Each row carries weights with the update's one denominator already in them
-(`rl.batches.weigh`), so the update's loss is sum(weights * loss), however it is cut into micro-batches.
+(`rl.updates.weigh`), so the update's loss is sum(weights * loss), however it is cut into micro-batches.
 """
 
 from collections.abc import Callable

@@ -188,12 +188,12 @@ class Run:
         self.display.phase(name)
         if self.abandonable:
             self.interrupt.check()
-        self.interrupt.at_once = self.abandonable and name in ("reward", "evaluate")  # a hung reward can take minutes
-        try:
-            with self.clock.phase(name):
+        with self.clock.phase(name):  # outside, so that no signal cuts into its own writing
+            self.interrupt.at_once = self.abandonable and name in ("reward", "evaluate")  # a hung reward takes minutes
+            try:
                 yield
-        finally:
-            self.interrupt.at_once = False
+            finally:
+                self.interrupt.at_once = False
 
     def warn_once(self, kind: str, text: str) -> None:
         """A warning that would be the same at every step."""

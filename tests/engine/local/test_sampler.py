@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from stoker.engine.local.dense_decoder import DenseDecoder
 from stoker.engine.local.drawing import longest_first, next_wave
 from stoker.engine.local.sampler import LocalSampler
 from stoker.errors import ModelError, RunError
@@ -256,6 +258,47 @@ def test_failure_20_out_of_memory_at_one_sample_stops(tiny_llama: PreTrainedMode
     fail_above(tiny_llama, 0, lambda: torch.OutOfMemoryError("CUDA out of memory."))
     with pytest.raises(RunError, match=r"one answer alone \(prompt test:0: 14 tokens.*Lower sampling.max_new_tokens"):
         draw(tiny_llama, tiny_tokenizer, requests(tiny_tokenizer, SamplingParams()))
+
+
+def test_failure_20_out_of_memory_behind_ended_samples_loses_none(
+    tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = requests(tiny_tokenizer, SamplingParams(max_new_tokens=6))
+    wanted[:4] = [replace(one, params=replace(one.params, max_new_tokens=2)) for one in wanted[:4]]
+    expected = draw(tiny_llama, tiny_tokenizer, wanted)
+    keep, failed = DenseDecoder.keep, []
+
+    def fails_once(self: DenseDecoder, *args: Any) -> None:
+        if not failed:
+            failed.append(True)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        keep(self, *args)
+
+    monkeypatch.setattr(DenseDecoder, "keep", fails_once)
+    found = draw(tiny_llama, tiny_tokenizer, wanted)
+    assert failed
+    assert {i: s.token_ids.tolist() for i, s in found.items()} == {i: s.token_ids.tolist() for i, s in expected.items()}
+
+
+def test_failure_20_out_of_memory_before_the_first_token_stops(
+    tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("stoker.engine.local.sampler.DenseDecoder", fails)
+    with pytest.raises(RunError, match=r"before the first token was drawn.*Lower sampling\.max_new_tokens"):
+        draw(tiny_llama, tiny_tokenizer, requests(tiny_tokenizer, SamplingParams()))
+
+
+def test_a_new_number_of_concurrent_samples_counts_after_a_resume(
+    tiny_llama: PreTrainedModel, tiny_tokenizer: Tokenizer
+) -> None:
+    saved = {"concurrent_samples": 8, "configured": 64, "answer_lengths": {}}  # lack of memory left 8 of 64
+    for configured, concurrent in ((64, 8), (16, 16)):
+        sampler = LocalSampler(tiny_llama, tiny_tokenizer, concurrent_samples=configured)
+        sampler.restore(saved)
+        assert sampler.concurrent_samples == concurrent
 
 
 def test_groups_likely_to_be_long_are_drawn_first(tiny_tokenizer: Tokenizer) -> None:

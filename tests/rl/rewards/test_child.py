@@ -31,6 +31,18 @@ def pid_of(child: Child) -> int:
     return child._process.pid
 
 
+def test_a_large_request_to_a_child_that_does_not_read_has_a_deadline() -> None:
+    child = Child(SYMBOLIC, inherit=False)
+    child.start()
+    os.kill(pid_of(child), signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(ChildHungError):
+        child.ask_one({"reference": "x" * 1_000_000, "answer": "1"}, 0.5)
+    assert time.monotonic() - started < 10
+    assert child.ask_one({"reference": "0" * 300_000 + "1", "answer": "2"}, 60) == {"equal": False}, "more than a pipe"
+    child.close()
+
+
 def test_one_process_answers_many_requests_and_is_replaced_after_a_hang() -> None:
     child = Child(SYMBOLIC, inherit=False)
     assert not child.running

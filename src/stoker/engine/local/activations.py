@@ -114,18 +114,19 @@ class ActivationLimit:
             count += 1
         return count, total
 
-    def notes(self, tokens: int, longest: int) -> list[str]:
-        """What the limit means for a full micro-batch of `tokens` in lines of `longest`, for the user."""
+    def notes(self, tokens: int, longest: int, share: float = 1.0) -> list[str]:
+        """What that share of the limit means for a full micro-batch of `tokens` in lines of `longest`, for the user."""
         if not self._costs:
             return []
         lines = max(1, tokens // longest)
-        count, kept = self.plan(lines, longest)
+        count, kept = self.plan(lines, longest, share=share)
         layers, limit = len(self._costs[False]), self._limit / GIB
+        left = "" if share == 1 else f", of which lack of memory has left {share:.3g}"
         note = (
-            f"update.activation_gib = {limit:g}: {count} of {layers} layers of {type(self._model).__name__} recompute "
-            f"in a micro-batch of {lines} x {longest} tokens, and {kept / GIB:.3g} GiB are kept"
+            f"update.activation_gib = {limit:g}{left}: {count} of {layers} layers of {type(self._model).__name__} "
+            f"recompute in a micro-batch of {lines} x {longest} tokens, and {kept / GIB:.3g} GiB are kept"
         )
-        if kept > self._limit > 0:
+        if kept > self._limit * share > 0:
             note += "; lower update.tokens_per_microbatch to come below the limit"
         return [note]
 

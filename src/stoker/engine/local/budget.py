@@ -26,7 +26,7 @@ class TokenBudget:
 
     def __init__(self, tokens: int, device: torch.device) -> None:
         self.tokens = tokens
-        self._configured = tokens
+        self.configured = tokens
         self._overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
         self.notes: list[str] = []
         self._in_flight = (0, 0)  # rows and padded tokens of the micro-batch at work
@@ -34,7 +34,7 @@ class TokenBudget:
     @property
     def share(self) -> float:
         """What lack of memory has left of the budget; 1: all."""
-        return self.tokens / self._configured
+        return self.tokens / self.configured
 
     def microbatches(self, rows: Sequence[TrainRow], sharing_width: int) -> Iterator[list[Line]]:
         """Lines of each micro-batch (see `layout.lines_of`); a row longer than the budget gets one of its own."""

@@ -83,14 +83,14 @@ class DenseDecoder:
         places = torch.arange(width, device=device)
         spots = (places < lengths[:, None]).view(-1).nonzero()[:, 0]  # (N,) of the real tokens in the padded rows
         turns = {k: (cos[spots % width], sin[spots % width]) for k, (cos, sin) in self._tables.items()}
-        hidden = {w: None if w is None or w >= width else places[:, None] - places >= w for w in self._windows}
+        beyond = {w: None if w is None or w >= width else places[:, None] - places >= w for w in self._windows}
         x = dense.embed(padded).view(count * width, -1)[spots]  # (N, width of the model)
         last = lengths.cumsum(0) - 1  # (prompts,) of the last tokens among the N
         for index, layer in enumerate(dense.layers):
             heads = _heads(layer, x, turns[layer.rotary], dense.head_dim)
             query, key, value = (_unpacked(part, spots, count, width) for part in heads)
             self._cache.write_prompts(index, entries, key, value)
-            seen = _causal(query, key, value, layer.softcap, hidden[layer.window]).transpose(1, 2)
+            seen = _causal(query, key, value, layer.softcap, beyond[layer.window]).transpose(1, 2)
             flat = seen.reshape(count * width, -1)[spots]
             if index + 1 == len(dense.layers):  # beyond attention only the last tokens matter
                 x, flat = x[last], flat[last]
@@ -145,15 +145,15 @@ def _unpacked(packed: Tensor, spots: Tensor, count: int, width: int) -> Tensor:
     return packed.view(count, width, heads, dim).transpose(1, 2)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, softcap: float | None, hidden: Tensor | None) -> Tensor:
-    """Causal attention (prompts, H, T, D) of scaled queries; `hidden` (T, T): what a window leaves out besides."""
+def _causal(query: Tensor, key: Tensor, value: Tensor, softcap: float | None, beyond: Tensor | None) -> Tensor:
+    """Causal attention (prompts, H, T, D) of scaled queries; `beyond` (T, T): what a window leaves out besides."""
     groups, width = query.shape[1] // key.shape[1], query.shape[2]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if softcap is None and hidden is None:
+    if softcap is None and beyond is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0)
     seen = torch.ones(width, width, dtype=torch.bool, device=query.device).tril()
-    if hidden is not None:
-        seen &= ~hidden
+    if beyond is not None:
+        seen &= ~beyond
     if softcap is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=1.0)
     scores = torch.tanh((query @ key.transpose(-1, -2)).float() / softcap) * softcap

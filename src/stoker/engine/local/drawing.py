@@ -38,13 +38,20 @@ class Drawing:
         self._waiting = list(range(len(requests)))
         self._places: list[int] = []  # (B,) which request each row is of
         self._decoder: Decoder | None = None
+        self._ended: list[Sample] = []
+        """Not given to the caller yet: closing up behind them may run out of memory."""
         self.done = 0
         """Samples."""
         self._done_tokens = 0
 
     @property
     def unfinished(self) -> bool:
-        return bool(self._waiting or self._places)
+        return bool(self._waiting or self._places or self._ended)
+
+    @property
+    def holds_samples(self) -> bool:
+        """Samples have ended that the caller hasn't been given."""
+        return bool(self._ended)
 
     @property
     def tokens(self) -> int:
@@ -58,6 +65,8 @@ class Drawing:
 
     def advance(self, limit: int) -> list[Sample]:
         """Let requests enter while there are fewer than `limit` rows, draw a token for every row; samples that end."""
+        if self._ended:
+            return self._hand_over()
         if self._decoder is None:
             self._decoder = self._new_decoder([self._requests[place] for place in self._waiting])
         entering = self._entering(self._decoder, limit)
@@ -74,16 +83,21 @@ class Drawing:
         wide = self._device.type != "mps"  # which has no float64
         draws = draw_rows(logits, numbers.to(self._device, None if wide else torch.float32), self._slots.params)
         ended = self._slots.write(draws)
+        self._ended += ended
         self.done += len(ended)
         self._done_tokens += sum(len(sample.token_ids) for sample in ended)
         self._close_up(self._decoder)
-        return ended
+        return self._hand_over()
 
     def start_over(self) -> None:
         """Forget what rows have drawn and let their requests wait again; frees the decoder's memory."""
         self._waiting = sorted([*self._waiting, *self._live_places()])
         self._leave(np.empty(0, np.int64))
         self._decoder = None
+
+    def _hand_over(self) -> list[Sample]:
+        ended, self._ended = self._ended, []
+        return ended
 
     def _live_places(self) -> list[int]:
         return sorted(place for place, live in zip(self._places, self._slots.live, strict=True) if live)

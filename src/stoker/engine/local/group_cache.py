@@ -193,7 +193,7 @@ class GroupCache:
         room = used + min(max(used // 2, _MIN_COLUMNS), self._longest)
         entries, old = self._answers[0].keys.shape[0], slice(self._first, self._column)
         for store in self._answers:
-            store.reserve(max(entries, self.rows), room, (min(entries, self.rows), old))
+            store.reserve(self.rows, room, (min(entries, self.rows), old))
         self._starts = [start - self._first for start in self._starts]
         self._column, self._first = used, 0
 

@@ -85,7 +85,8 @@ class LocalLearner:
         """What was detected or adapted, a sentence each, for the user."""
         adapted = [] if self._adapters is None else self._adapters.notes
         longest = self._config.task.max_prompt_tokens + self._config.sampling.max_new_tokens
-        limited = [note for limit in self._limits.values() for note in limit.notes(self._budget.tokens, longest)]
+        tokens, share = self._budget.tokens, self._budget.share
+        limited = [note for limit in self._limits.values() for note in limit.notes(tokens, longest, share)]
         return [*adapted, *self._policy.notes, *limited, *self._budget.notes]
 
     # -- the two verbs ---------------------------------------------------------------------------
@@ -293,7 +294,8 @@ class LocalLearner:
         return {"memory/peak": float(peak)}
 
     def state(self) -> dict[str, Any]:
-        return {"tokens_per_microbatch": self._budget.tokens}
+        return {"tokens_per_microbatch": self._budget.tokens, "configured": self._budget.configured}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._budget.tokens = int(state["tokens_per_microbatch"])
+        if state["configured"] == self._budget.configured:  # else the run file has a new number, which counts
+            self._budget.tokens = int(state["tokens_per_microbatch"])

@@ -45,8 +45,9 @@ class NormGuard:
         if not math.isfinite(norm):
             return f"is {norm}"
         median = statistics.median(self.past) if len(self.past) >= NORMS_NEEDED else 0.0
-        # Remembered even when refused, so that a lasting change of scale becomes the new normal.
-        self.past.append(norm)
+        if norm:  # 0: no row of the update had anything to teach
+            # Remembered even when refused, so that a lasting change of scale becomes the new normal.
+            self.past.append(norm)
         if self._ratio and median and norm > self._ratio * median:
             return f"{norm:.4g} is {norm / median:.3g} times its running median {median:.4g}"
         return ""

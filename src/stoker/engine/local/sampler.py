@@ -32,7 +32,7 @@ class LocalSampler:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, concurrent_samples: int) -> None:
         """Raises ModelError where the model can't be sampled from."""
-        self.concurrent_samples = concurrent_samples
+        self.concurrent_samples = self._configured = concurrent_samples
         self.notes: list[str] = []
         """What the user should know of how this model is sampled."""
         self.on_progress: Callable[[int, int, int], None] | None = None
@@ -82,10 +82,15 @@ class LocalSampler:
         self._weight_version = weight_version
 
     def state(self) -> dict[str, Any]:
-        return {"concurrent_samples": self.concurrent_samples, "answer_lengths": self._lengths}
+        return {
+            "concurrent_samples": self.concurrent_samples,
+            "configured": self._configured,
+            "answer_lengths": dict(self._lengths),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.concurrent_samples = int(state["concurrent_samples"])
+        if state["configured"] == self._configured:  # else the run file has a new number, which counts
+            self.concurrent_samples = int(state["concurrent_samples"])
         self._lengths = dict(state["answer_lengths"])
 
     def _next_samples(self, drawing: Drawing, queued: int) -> list[Sample]:
@@ -104,7 +109,13 @@ class LocalSampler:
                     raise
                 cause = str(error).splitlines()[0] if str(error) else type(error).__name__
             # Only here is the failed rows' memory free: inside `except` the traceback holds its tensors.
-            self._shrink(drawing.in_flight, cause)
+            if requests := drawing.in_flight:
+                self._shrink(requests, cause)
+            elif not drawing.holds_samples:
+                raise RunError(
+                    f"out of memory before the first token was drawn: {cause}. Lower sampling.max_new_tokens or "
+                    "task.max_prompt_tokens, or use model.dtype = 'bfloat16'."
+                )
             drawing.start_over()
         return []
 

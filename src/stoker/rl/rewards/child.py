@@ -78,6 +78,8 @@ class Child:
                 pass_fds=(self._stack.fileno(),),
                 start_new_session=True,  # its own group: a kill takes what it started, Ctrl-C leaves it to us
             )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self.starts += 1
         try:
             self._read_line(time.monotonic() + START_S)  # the child says that its imports are done
@@ -90,13 +92,8 @@ class Child:
     def ask(self, request: Mapping[str, Any], deadline_s: float, replies: int = 1) -> Iterator[dict[str, Any]]:
         """Send one request, yield its replies; each has `deadline_s`. Raises ChildHungError or ChildDiedError."""
         self.start()
-        assert self._process is not None
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({**request, "deadline_s": deadline_s}).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._fate() from None
+        message = json.dumps({**request, "deadline_s": deadline_s}).encode() + b"\n"
+        self._write(message, time.monotonic() + deadline_s + GRACE_S)
         received = 0
         try:
             while received < replies:
@@ -110,6 +107,21 @@ class Child:
     def ask_one(self, request: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
         """Send one request that has one reply. Raises ChildHungError or ChildDiedError."""
         return next(self.ask(request, deadline_s))
+
+    def _write(self, message: bytes, until: float) -> None:
+        """A pipe takes 64 KiB at once; the rest waits for the child to read."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        pipe, left = self._process.stdin.fileno(), memoryview(message)
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_WRITE)
+            while left:
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    raise self._fate(hung=True)
+                try:
+                    left = left[os.write(pipe, left) :]
+                except OSError:
+                    raise self._fate() from None
 
     def _read_line(self, until: float) -> bytes:
         assert self._process is not None
