@@ -75,6 +75,9 @@ def test_dry_run_prints_config_plan_and_warnings_and_runs_nothing(run_file: Path
 
 
 def test_dry_run_as_json(run_file: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--dry-run", "rewards.0.function=gone.py:fn"])
+    assert "warning: rewards.0.function = 'gone.py:fn': there is no gone.py" in done.output
+    assert runner.invoke(app, ["--version"]).output.startswith("stoker ")
     done = runner.invoke(app, ["train", str(run_file), "--dry-run", "--json"])
     plan = json.loads(done.output)["batch_plan"]
     assert plan["samples_per_step"] == 16

@@ -19,6 +19,24 @@ app = typer.Typer(
     "`--smoke`, then run it.",
 )
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"stoker {version('stoker')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and end.")
+    ] = False,
+) -> None:
+    """Options of `stoker` itself."""
+
+
 RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", show_default=False)]
 Overrides = Annotated[
     list[str] | None,
@@ -27,6 +45,15 @@ Overrides = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines.")]
+
+
+def _lines(data: str) -> int:
+    """Rows of a JSONL file; 0 for any other data."""
+    file = Path(data).expanduser()
+    if file.suffix not in (".jsonl", ".ndjson") or not file.is_file():
+        return 0
+    with file.open("rb") as lines:
+        return sum(bool(line.strip()) for line in lines)
 
 
 @app.command()
@@ -60,7 +87,7 @@ def init(
             given[key] = getattr(default, key) if yes else typer.prompt(question, default=getattr(default, key))
     if given["algorithm"] not in RECIPES:
         fail(f"algorithm {given['algorithm']!r} is not known: {', '.join(RECIPES)}")
-    answers = Answers(name=name_of(path.name), **given)  # type: ignore[arg-type]
+    answers = Answers(name=name_of(path.name), rows=_lines(str(given["data"])), **given)  # type: ignore[arg-type]
     try:
         path.write_text(template(answers), encoding="utf-8")
     except OSError as error:
@@ -136,6 +163,7 @@ def _dry_run(config: Any, as_json: bool) -> None:
     from stoker.batch.plan import make, render
     from stoker.config.algorithm import describe
     from stoker.config.load import to_toml
+    from stoker.config.paths import missing_files
 
     plan, unknown = make(config), ""
     if config.lora.rank:  # what adapters train hangs on the model's shape, which needs torch
@@ -143,13 +171,16 @@ def _dry_run(config: Any, as_json: bool) -> None:
 
         plan, unknown = planned(config)
     if as_json:
-        typer.echo(json.dumps({"config": config.model_dump(mode="json"), "batch_plan": json.loads(plan.to_json())}))
+        facts = {"config": config.model_dump(mode="json"), "batch_plan": json.loads(plan.to_json())}
+        typer.echo(json.dumps({**facts, "missing_files": missing_files(config)}))
     else:
         typer.echo(to_toml(config))
         typer.echo(f"{describe(config.algorithm)}\n")
         typer.echo(render(plan))
         if unknown:
             typer.echo(f"trained parameters: not known yet: {unknown}")
+        for missing in missing_files(config):
+            typer.echo(f"warning: {missing}")
 
 
 def _smoke(config: Any, as_json: bool) -> NoReturn:

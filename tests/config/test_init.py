@@ -24,6 +24,11 @@ def test_the_default_is_the_embedded_task_from_scratch(tmp_path: Path) -> None:
     assert set(source.kwargs) == {"digits", "count", "seed"}
 
 
+def test_a_small_data_set_keeps_most_of_its_rows_for_training(tmp_path: Path) -> None:
+    assert loaded(tmp_path, Answers(data="few.jsonl", rows=60)).validation.holdout == 12
+    assert loaded(tmp_path, Answers(data="many.jsonl", rows=60_000)).validation.holdout == 128
+
+
 @pytest.mark.parametrize("model", ["embedded:tiny", "models/smollm2"])
 @pytest.mark.parametrize("data", ["stoker.embedded.addition:problems", "data/train.jsonl"])
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])

@@ -25,6 +25,8 @@ class Answers:
     """`math`, `exact`, or a user's function."""
     algorithm: str = "grpo"
     """One of the recipes of `config.algorithm`."""
+    rows: int = 0
+    """Of the data, where that is known."""
     prompts_per_step: int = 32
     samples_per_prompt: int = 8
     steps: int = 100
@@ -87,13 +89,14 @@ dtype = "auto"  # of the compute weights: bfloat16 where this machine is faster 
 def _task(answers: Answers) -> str:
     kwargs = ", kwargs = { digits = 2, count = 4000, seed = 0 }" if answers.data == EMBEDDED_TASK else ""
     lengths = (16, 8) if kwargs else (1024, 512)
+    held_out = min(128, answers.rows // 5) if answers.rows else 128
     return f"""\
 [task]
 sources = [{{ path = {_text(answers.data)}{kwargs} }}]
 max_prompt_tokens = {lengths[0]}  # longer prompts stop the run at the start: nothing is cut silently
 
 [validation]
-holdout = 128  # rows kept out of training; 0 if you name sets of your own
+holdout = {held_out}  # rows kept out of training; 0 if you name sets of your own
 every_samples = {10 * answers.prompts_per_step * answers.samples_per_prompt}  # samples between evaluations: ten steps
 
 [[rewards]]

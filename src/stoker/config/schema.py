@@ -77,7 +77,7 @@ class Sampling(Section):
     """0: no limit."""
     max_new_tokens: PositiveInt = 256
     """Of one sample, with its stop token."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Text, ...] = ()
     """Strings that end an answer, besides every stop token of the model."""
     concurrent_samples: PositiveInt = 64
     """Samples decoded together (halved, and kept, when memory runs out)."""
@@ -100,12 +100,18 @@ class Reward(Section):
     """Reward of an answer whose check passed its deadline; None: abstain."""
     max_error_rate: Fraction = 0.0
     """Share of a step's samples on which the function may raise before the run stops."""
-    workers: NonNegativeInt = 0
+    workers: Annotated[int, Field(ge=0, le=256)] = 0
     """0: one process, called once sampling has ended (trl and openrlhf signatures: with all samples together).
     N: N processes, handed each prompt's samples as soon as all of them have ended, while others are still drawn (of
     `math`, the algebra). The function then sees one prompt's samples at a time, and must depend on its arguments alone:
     not for a function that compares prompts or counts its calls. What it logs is averaged over the prompts."""
     kwargs: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Reward":
+        if self.range is not None and not self.range[0] <= self.range[1]:
+            raise ValueError(f"range = {list(self.range)}: the lower bound comes first")
+        return self
 
 
 class Kl(Section):

@@ -236,6 +236,23 @@ def test_failure_09_raising_only_on_the_batch_says_so(sample: Make, suite: Suite
         suite({"function": f"{path}:f"})([sample("a"), sample("b", index=1)], 0)
 
 
+@pytest.mark.parametrize("arguments", ["solution_str, ground_truth", "completions, **columns"])
+def test_a_process_killed_once_from_outside_is_no_fault_of_the_function(
+    sample: Make, suite: Suite, write: Write, arguments: str
+) -> None:
+    path = write(f"""
+        import os, pathlib, signal
+        def f({arguments}):
+            mark = pathlib.Path(__file__ + ".killed")
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {"1.0" if "solution" in arguments else "[1.0] * len(completions)"}
+    """)
+    samples = [sample(text, index=i) for i, text in enumerate(["a", "b", "c"])]
+    assert values(suite({"function": f"{path}:f"}), samples) == [1.0, 1.0, 1.0]
+
+
 def test_failure_09_a_crash_of_the_process_is_an_error_with_the_sample(
     sample: Make, suite: Suite, write: Write
 ) -> None:

@@ -97,6 +97,7 @@ class User:
     def _one_by_one(self, rows: Sequence[dict[str, Any]], step: int) -> list[Reply]:
         """One reply a row; replies come in order, so the first one missing is the one that hung or crashed."""
         replies: list[Reply] = []
+        died = False
         while len(replies) < len(rows):
             rest = rows[len(replies) :]
             try:
@@ -105,6 +106,9 @@ class User:
             except ChildHungError as error:
                 replies.append({"hung": str(error)})
             except ChildDiedError as error:
+                if not died:  # a stray kill: once is no fault of the function
+                    died = True
+                    continue
                 replies.append({"traceback": f"the process that runs it died: {error}"})
         return replies
 
@@ -127,7 +131,7 @@ class User:
         ]
         return Answered(outcomes, repeated.metrics)
 
-    def _batch(self, rows: Sequence[dict[str, Any]], step: int) -> Reply:
+    def _batch(self, rows: Sequence[dict[str, Any]], step: int, *, retry: bool = True) -> Reply:
         deadline_s = self.config.timeout_s * len(rows)
         try:
             return next(iter(self._ask(rows, step, deadline_s, 1)))
@@ -140,6 +144,8 @@ class User:
                 ) from None
             return {"hung": str(error)}
         except ChildDiedError as error:
+            if retry:  # a stray kill: once is no fault of the function
+                return self._batch(rows, step, retry=False)
             return {"traceback": f"the process that runs it died: {error}"}
 
     def _answered(self, reply: Reply, rows: Sequence[dict[str, Any]]) -> Answered:
