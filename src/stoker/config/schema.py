@@ -107,12 +107,6 @@ class Reward(Section):
     not for a function that compares prompts or counts its calls. What it logs is averaged over the prompts."""
     kwargs: dict[str, Any] = {}
 
-    @model_validator(mode="after")
-    def _ordered(self) -> "Reward":
-        if self.range is not None and not self.range[0] <= self.range[1]:
-            raise ValueError(f"range = {list(self.range)}: the lower bound comes first")
-        return self
-
 
 class Kl(Section):
     """The leash on the distance from the reference."""

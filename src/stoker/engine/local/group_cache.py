@@ -128,14 +128,14 @@ class GroupCache:
         prompts, most = self._grid.shape
         _, heads, group, dim = query.shape
         asked = query[self._grid.view(-1)].view(prompts, most, heads, group, dim).transpose(1, 2)  # (P, K, R, G, D)
-        shared = _part(
+        seen_there, weight = _part(
             asked.reshape(prompts, heads, most * group, dim),
             prefix.keys[:prompts, :, :width],
             prefix.values[:prompts, :, :width],
             prompt_mask,
             layer.softcap,
         )
-        return _merge(own, tuple(self._by_row(part, most, group) for part in shared))
+        return _merge(own, (self._by_row(seen_there, most, group), self._by_row(weight, most, group)))
 
     def _by_row(self, part: Tensor, most: int, group: int) -> Tensor:
         """(P, K, R G, x) -> (B, K, G, x)."""
