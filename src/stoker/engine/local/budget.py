@@ -1,8 +1,8 @@
 """The token budget of a micro-batch, which halves when memory runs out."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,7 +26,7 @@ class TokenBudget:
 
     def __init__(self, tokens: int, device: torch.device) -> None:
         self.tokens = tokens
-        self.configured = tokens
+        self._configured = tokens
         self._overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
         self.notes: list[str] = []
         self._in_flight = (0, 0)  # rows and padded tokens of the micro-batch at work
@@ -34,7 +34,7 @@ class TokenBudget:
     @property
     def share(self) -> float:
         """What lack of memory has left of the budget; 1: all."""
-        return self.tokens / self.configured
+        return self.tokens / self._configured
 
     def microbatches(self, rows: Sequence[TrainRow], sharing_width: int) -> Iterator[list[Line]]:
         """Lines of each micro-batch (see `layout.lines_of`); a row longer than the budget gets one of its own."""
@@ -59,6 +59,14 @@ class TokenBudget:
             # Outside `except`: the traceback would keep the failed micro-batch's tensors alive.
             undo()
             self._shrink()
+
+    def state(self) -> dict[str, Any]:
+        return {"tokens_per_microbatch": self.tokens, "configured": self._configured}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """What was learned of memory holds where the run file still has the same number; a new one counts."""
+        if state["configured"] == self._configured:
+            self.tokens = int(state["tokens_per_microbatch"])
 
     def _shrink(self) -> None:
         rows, tokens = self._in_flight

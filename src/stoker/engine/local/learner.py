@@ -294,8 +294,7 @@ class LocalLearner:
         return {"memory/peak": float(peak)}
 
     def state(self) -> dict[str, Any]:
-        return {"tokens_per_microbatch": self._budget.tokens, "configured": self._budget.configured}
+        return self._budget.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if state["configured"] == self._budget.configured:  # else the run file has a new number, which counts
-            self._budget.tokens = int(state["tokens_per_microbatch"])
+        self._budget.restore(state)
