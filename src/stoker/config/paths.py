@@ -19,11 +19,10 @@ def missing_files(config: RunConfig) -> list[str]:
     named |= {f"rewards.{n}.function": reward.function for n, reward in enumerate(config.rewards)}
     models = {"model.path": config.model.path, "reference.path": config.reference.path, "start_from": config.start_from}
     named |= {key: path for key, path in models.items() if path}
-    found = {key: (_local(path), path) for key, path in named.items()}
     return [
         f"{key} = {path!r}: there is no {file} (looked in {Path.cwd()})"
-        for key, (file, path) in found.items()
-        if file is not None and not file.expanduser().exists()
+        for key, path in named.items()
+        if (file := _local(path)) is not None and not file.expanduser().exists()
     ]
 
 

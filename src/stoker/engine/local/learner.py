@@ -135,19 +135,19 @@ class LocalLearner:
 
     def _score(self, rows: Sequence[TrainRow], model: ScoringModel | Critic) -> list[Floats]:
         """Laid out, cut and headed as an update lays out, cuts and heads the same rows: equal weights, equal bits."""
-        counted = [row for row in rows if row.mask.any()]
+        places = [place for place, row in enumerate(rows) if row.mask.any()]
+        counted = [rows[place] for place in places]
 
         def attempt() -> list[Floats]:
-            result: dict[int, Floats] = {}
+            result = [np.zeros(len(row.token_ids), np.float32) for row in rows]
             for lines in self._budget.microbatches(counted, model.sharing_width):
                 micro = collate(counted, lines, self._model.device)
                 scores = model(micro)
                 values = micro.spread(scores if isinstance(scores, Tensor) else scores.logprobs).float().cpu().numpy()
                 order = [index for line in lines for index in line.rows]
                 for index, padded in zip(order, values, strict=True):
-                    result[index] = padded[: len(counted[index].token_ids)].copy()
-            in_order = (result[index] for index in range(len(counted)))
-            return [next(in_order) if row.mask.any() else np.zeros(len(row.mask), np.float32) for row in rows]
+                    result[places[index]] = padded[: len(counted[index].token_ids)].copy()
+            return result
 
         return self._budget.retry(attempt, undo=lambda: None)
 

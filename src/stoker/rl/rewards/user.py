@@ -7,7 +7,7 @@ samples still sees them together.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stoker.config import schema
@@ -75,10 +75,20 @@ class User:
             raise RewardError(f"{reply['error']}\n{reply.get('traceback', '')}".rstrip())
         return reply["framework"], reply["batched"]
 
-    def _ask(self, rows: Sequence[dict[str, Any]], step: int, deadline_s: float, replies: int) -> Iterable[Reply]:
-        if not self._child.running:
-            self._load()
-        return self._child.ask({"rows": rows, "step": step}, deadline_s, replies)
+    def _ask(self, rows: Sequence[dict[str, Any]], step: int, deadline_s: float, replies: int) -> Iterator[Reply]:
+        """Raises ChildDiedError at a second death before a reply: one may be a stray kill, no fault of the function."""
+        for last in (False, True):
+            if not self._child.running:
+                self._load()
+            answered = False
+            try:
+                for reply in self._child.ask({"rows": rows, "step": step}, deadline_s, replies):
+                    answered = True
+                    yield reply
+                return
+            except ChildDiedError:
+                if answered or last:
+                    raise
 
     def __call__(self, samples: Sequence[Sample], step: int) -> Answered:
         """One outcome a sample. Raises RewardError where the function broke its contract."""
@@ -97,7 +107,6 @@ class User:
     def _one_by_one(self, rows: Sequence[dict[str, Any]], step: int) -> list[Reply]:
         """One reply a row; replies come in order, so the first one missing is the one that hung or crashed."""
         replies: list[Reply] = []
-        died = False
         while len(replies) < len(rows):
             rest = rows[len(replies) :]
             try:
@@ -106,10 +115,8 @@ class User:
             except ChildHungError as error:
                 replies.append({"hung": str(error)})
             except ChildDiedError as error:
-                if not died:  # a stray kill: once is no fault of the function
-                    died = True
-                    continue
-                replies.append({"traceback": f"the process that runs it died: {error}"})
+                if len(rows) - len(replies) == len(rest):  # it dies of this row, not behind others
+                    replies.append({"traceback": f"the process that runs it died: {error}"})
         return replies
 
     def _together(self, rows: Sequence[dict[str, Any]], step: int) -> Answered:
@@ -131,7 +138,7 @@ class User:
         ]
         return Answered(outcomes, repeated.metrics)
 
-    def _batch(self, rows: Sequence[dict[str, Any]], step: int, *, retry: bool = True) -> Reply:
+    def _batch(self, rows: Sequence[dict[str, Any]], step: int) -> Reply:
         deadline_s = self.config.timeout_s * len(rows)
         try:
             return next(iter(self._ask(rows, step, deadline_s, 1)))
@@ -144,8 +151,6 @@ class User:
                 ) from None
             return {"hung": str(error)}
         except ChildDiedError as error:
-            if retry:  # a stray kill: once is no fault of the function
-                return self._batch(rows, step, retry=False)
             return {"traceback": f"the process that runs it died: {error}"}
 
     def _answered(self, reply: Reply, rows: Sequence[dict[str, Any]]) -> Answered:
