@@ -10,6 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from stoker.engine.local.compiler import load_library
+
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token per byte (ids 0-255), then `<eos>` 256 and `<pad>` 257; has a chat template."""
@@ -23,6 +25,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     return tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_before() -> None:
+    """The decoder's functions are there, so that no test's notes say that they were compiled just now."""
+    load_library()
+    load_library.cache_clear()
 
 
 @pytest.fixture

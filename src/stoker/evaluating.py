@@ -29,7 +29,10 @@ def evaluate_model(model: str, config: RunConfig, samples_per_prompt: int) -> Fo
     if not data.validation:
         raise ConfigError("the run file has no held-out prompts: set validation.holdout or [[validation.sets]]")
     network = load_model(chosen, config.seed)
-    sampler = LocalSampler(network, tokenizer, concurrent_samples=config.sampling.concurrent_samples)
+    sampling = config.sampling
+    sampler = LocalSampler(
+        network, tokenizer, concurrent_samples=sampling.concurrent_samples, compiled=sampling.compiled
+    )
     suite = rewards.build(config.rewards)
     try:
         metrics, _ = evaluate(sampler, suite, data.validation, config, suite.solved, step=0)

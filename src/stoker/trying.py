@@ -45,7 +45,8 @@ def open_conversation(
     )
     tokenizer = load_tokenizer(model_config)
     model = load_model(model_config, seed=0)
-    sampler = LocalSampler(model, tokenizer, concurrent_samples=max(samples, 1))
+    compiled = config.sampling.compiled if config else True
+    sampler = LocalSampler(model, tokenizer, concurrent_samples=max(samples, 1), compiled=compiled)
     stop = config.sampling.stop if config else ()
     limit = max_new_tokens or (config.sampling.max_new_tokens if config else LONGEST)
     params = SamplingParams(temperature=temperature, max_new_tokens=limit, stop=stop)

@@ -108,8 +108,9 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     plan = batch_plan.make(config, parameters, count_parameters(model, trained=True))
     learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples, adapters=adapters)
     attempt.folder.require_free(learner.checkpoint_bytes(), "a checkpoint")
-    sampler = LocalSampler(model, tokenizer, concurrent_samples=config.sampling.concurrent_samples)
-    facts = environment.collect(device=str(model.device), threads=torch.get_num_threads())
+    sampling = config.sampling
+    sampler = LocalSampler(model, tokenizer, concurrent_samples=sampling.concurrent_samples, compiled=sampling.compiled)
+    facts = environment.collect(device=str(model.device), threads=torch.get_num_threads(), sampling=sampler.arithmetic)
     for warning in plan.warnings:
         attempt.recorder.event("warning", warning)
         attempt.display.warn(warning)

@@ -81,6 +81,9 @@ class Sampling(Section):
     """Strings that end an answer, besides every stop token of the model."""
     concurrent_samples: PositiveInt = 64
     """Samples decoded together (halved, and kept, when memory runs out)."""
+    compiled: bool = True
+    """On a CPU: decode with functions compiled for its processor, where there is a C++ compiler (Linux; some seconds,
+    once) and the model is of a family that stoker decodes itself; false: with PyTorch's operators alone."""
 
 
 class Reward(Section):

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-__all__ = ["collect", "differences"]
+__all__ = ["collect", "cpu", "differences"]
 
 _PACKAGES = ("stoker", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "vllm")
 _VARIABLES = (
@@ -33,13 +33,15 @@ _VARIABLES = (
 )
 _ISA_PREFIXES = ("sse4", "avx", "fma", "f16c", "bmi", "amx", "asimd", "sve", "sme", "bf16", "i8mm")
 """CPU flags by which math libraries choose their kernels, and with them the order of additions."""
-_EXACT = ("machine", "cpu", "gpus", "threads", "variables", "versions")
+_EXACT = ("machine", "cpu", "gpus", "threads", "sampling", "variables", "versions")
 """What must agree for the same bits; where the run ran and how much memory it had don't matter."""
 
 
-def collect(*, device: str, threads: int) -> dict[str, Any]:
-    """Facts for environment.json and checkpoint manifests. `threads`: the CPU threads that compute uses."""
-    model, flags = _cpu()
+def collect(*, device: str, threads: int, sampling: str) -> dict[str, Any]:
+    """Facts for environment.json and checkpoint manifests. `threads`: the CPU threads that compute uses; `sampling`:
+    what computes a token.
+    """
+    model, flags = cpu()
     return {
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()}",
@@ -49,6 +51,7 @@ def collect(*, device: str, threads: int) -> dict[str, Any]:
         "device": device,
         "gpus": _gpus(),
         "threads": threads,
+        "sampling": sampling,
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "versions": {"python": platform.python_version(), **_versions()},
     }
@@ -90,7 +93,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _cpu() -> tuple[str, list[str]]:
+def cpu() -> tuple[str, list[str]]:
     """Model name and the instruction sets that matter, from the system's own description."""
     info = Path("/proc/cpuinfo")
     if not info.exists():

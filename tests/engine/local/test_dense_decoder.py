@@ -1,5 +1,6 @@
 """stoker's own decoding of dense models: which models take it, and that it is transformers' forward to rounding."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,8 @@ from transformers import (
     StableLmConfig,
 )
 
-from stoker.engine.local import dense_decoder
+from stoker.engine.local import dense_decoder, step_math
+from stoker.engine.local.compiler import Library, load_library
 from stoker.engine.local.dense import Dense, read_dense
 from stoker.engine.local.dense_decoder import DenseDecoder, mismatch
 from stoker.engine.local.sampler import LocalSampler
@@ -91,8 +93,22 @@ def build(config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
-def decoder_of(model: PreTrainedModel, longest: int = 64, length: int = 128) -> DenseDecoder:
-    dense = read_dense(model)
+@pytest.fixture(params=["operators", "compiled"])
+def library(request: pytest.FixtureRequest) -> Library | None:
+    return needed_library() if request.param == "compiled" else None
+
+
+def needed_library() -> Library:
+    library = load_library()
+    if isinstance(library, str):
+        pytest.skip(library)
+    return library
+
+
+def decoder_of(
+    model: PreTrainedModel, library: Library | None = None, longest: int = 64, length: int = 128
+) -> DenseDecoder:
+    dense = read_dense(model, library)
     assert isinstance(dense, Dense)
     return DenseDecoder(dense, longest, length)
 
@@ -105,8 +121,8 @@ def last_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
 class Forced:
     """Rows of a decoder that are fed random tokens, with their sequences beside them."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model, self.decoder = model, decoder_of(model)
+    def __init__(self, model: PreTrainedModel, library: Library | None = None) -> None:
+        self.model, self.decoder = model, decoder_of(model, library)
         self.rows: list[list[int]] = []
         self.generator = torch.Generator().manual_seed(3)
 
@@ -135,10 +151,10 @@ class Forced:
 
 @pytest.mark.parametrize("name", DENSE)
 @torch.no_grad()
-def test_logits_are_transformers_while_rows_enter_and_leave(name: str) -> None:
+def test_logits_are_transformers_while_rows_enter_and_leave(name: str, library: Library | None) -> None:
     model = build(DENSE[name])
-    assert mismatch(model) is None
-    forced = Forced(model)
+    assert mismatch(model, library) is None
+    forced = Forced(model, library)
     long, short, other = tuple(range(11)), (40, 41, 42), (9, 8, 7, 6, 5)
     forced.enter(long, long, short, long)
     forced.feed(4)
@@ -173,14 +189,43 @@ def test_greedy_tokens_are_the_best_ones(name: str, tiny_tokenizer: Any) -> None
 
 
 @torch.no_grad()
-def test_low_precision_is_close(tiny_llama: PreTrainedModel) -> None:
-    model = tiny_llama.to(torch.bfloat16)
-    assert mismatch(model) is None
-    decoder = decoder_of(model)
-    logits = decoder.logits(decoder.enter([(1, 2, 3)]))
-    assert logits.dtype == torch.bfloat16
-    expected = last_logits(model, (1, 2, 3)).float()
-    assert (logits[0].float() - expected).abs().max() < 0.05 * expected.abs().max()
+@pytest.mark.parametrize("width", [48, 64])
+@pytest.mark.parametrize("name", DENSE)
+def test_low_precision_is_as_close_as_transformers(name: str, width: int, library: Library | None) -> None:
+    config = copy.deepcopy(DENSE[name])
+    config.intermediate_size = width  # 64 fills the tiles of a processor that has them, so a step is one call there
+    exact = build(config).to(torch.bfloat16).float()  # the same weights
+    model = build(config).to(torch.bfloat16)
+    assert mismatch(model, library) is None
+    decoder = decoder_of(model, library)
+    if library is not None:
+        assert (decoder._math._step is not None) is (library.tiles and width == 64)
+    prompts = [(1, 2, 3)] * 20 + [(7, 8, 9, 10, 11)] * 17
+    fed = torch.randint(0, 258, (37, 8), generator=torch.Generator().manual_seed(5))
+    first = decoder.logits(decoder.enter(prompts))
+    assert first.dtype == torch.bfloat16
+    found = [decoder.logits(decoder.step(column)) for column in fed.T[:4]]
+    left = [0, 36, 2, 35, *range(4, 35)]  # two rows have gone
+    decoder.keep(left, None)
+    found += [decoder.logits(decoder.step(column[left])) for column in fed.T[4:]]
+    ours, theirs = [], []
+    for row, number in enumerate(left):
+        ids = torch.tensor([[*prompts[number], *fed[number].tolist()]])
+        expected = exact(input_ids=ids, use_cache=False).logits[0, -8:]
+        theirs.append(model(input_ids=ids, use_cache=False).logits[0, -8:].float() - expected)
+        logits = [*(before[number] for before in found[:4]), *(after[row] for after in found[4:])]
+        ours.append(torch.stack(logits).float() - expected)
+    assert torch.stack(ours).square().mean() < 1.2 * torch.stack(theirs).square().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_a_weight_that_is_no_number_shows_in_the_logits(dtype: torch.dtype, library: Library | None) -> None:
+    model = build(DENSE["qwen3"]).to(dtype)
+    model.model.layers[0].self_attn.k_proj.weight[3, 3] = torch.nan
+    decoder = decoder_of(model, library)
+    decoder.enter([(1, 2, 3)])
+    assert decoder.logits(decoder.step(torch.tensor([4]))).isnan().all()
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -196,7 +241,7 @@ def test_other_models_are_told_apart_and_said(name: str, tiny_tokenizer: Any) ->
 def test_a_wrong_part_is_found_before_anything_is_drawn(
     tiny_llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dense_decoder, "_turned", lambda x, cos, sin: x)
+    monkeypatch.setattr(step_math, "_merge", lambda own, shared: own[0])
     assert "logits differ" in str(mismatch(tiny_llama))
 
 

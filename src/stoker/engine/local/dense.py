@@ -1,13 +1,13 @@
 """Which models are dense decoders of the Llama kind, and the parts of one, for a decoder of our own.
 
 Parts are the model's own modules and parameters, read anew for each decoder: there is no copy to go stale, an
-adapter put in a linear's place is called, and saving, tying and the optimizer see nothing of it. Weights are
-not fused: on CPU a fused query-key-value or gate-up product was measured no faster than its parts, or slower.
-How a product is laid out does matter there, see `few_rows`.
+adapter put in a linear's place is called, and saving, tying and the optimizer see nothing of it. How the matrix
+products among them are computed is `products.py`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-__all__ = ["Dense", "Layer", "Norm", "few_rows", "read_dense"]
+from stoker.engine.local.compiler import Library
+from stoker.engine.local.products import Product, can_pack, together
+
+__all__ = ["Dense", "Layer", "Norm", "read_dense"]
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 _MOVING_ROTARY = ("dynamic", "longrope")
 """Rotary kinds whose angles depend on the length reached: keys already cached would have to be turned again."""
-
-Linear = Callable[[Tensor], Tensor]
-
-_FEW_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -31,28 +30,26 @@ class Norm:
     """RMSNorm over the last dimension."""
 
     weight: Tensor
+    """Of the model's type, or float32."""
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps).to(x.dtype)
 
 
 @dataclass(frozen=True)
 class Layer:
     """One decoder layer. None: the family has no such part."""
 
-    before_attention: Norm
-    query: Linear
-    key: Linear
-    value: Linear
+    heads: Product
+    """Queries (N, H D), keys and values (N, K D) of normed inputs."""
     query_norm: Norm | None
     key_norm: Norm | None
-    output: Linear
+    output: Product
     after_attention: Norm | None
     before_mlp: Norm
-    gate: Linear
-    up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
     activation: Callable[[Tensor], Tensor]
     after_mlp: Norm | None
     scale: float
@@ -70,29 +67,32 @@ class Dense:
 
     embed: Callable[[Tensor], Tensor]
     layers: tuple[Layer, ...]
-    norm: Norm
-    head: nn.Module
+    norms: tuple[Norm, ...]
+    """Before the attention of each layer, and after the last."""
+    head: Product
     final_softcap: float | None
     rotary: nn.Module
     key_value_heads: int
     head_dim: int
+    library: Library | None
+    """Compiled functions to decode with; None: PyTorch's operators."""
     device: torch.device
     dtype: torch.dtype
 
     def tables(self, length: int) -> dict[str | None, tuple[Tensor, Tensor]]:
-        """By kind: cosines and sines (length, D) of every position, the sines signed for `dense_decoder._turned`."""
+        """By kind: cosines and sines (length, D) of every position, the sines signed as `step_math.turned` has them."""
         positions = torch.arange(length, device=self.device)[None]
         like = torch.empty(0, dtype=self.dtype, device=self.device)
         found = {}
         for kind in {layer.rotary for layer in self.layers}:
             cos, sin = self.rotary(like, positions) if kind is None else self.rotary(like, positions, kind)
             half = sin.shape[-1] // 2
-            found[kind] = cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
+            found[kind] = cos[0].contiguous(), torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
         return found
 
 
-def read_dense(model: PreTrainedModel) -> Dense | str:
-    """The model's parts, or why it isn't one of the dense families, as a clause."""
+def read_dense(model: PreTrainedModel, library: Library | None = None) -> Dense | str:
+    """The model's parts, or why it isn't one of the dense families, as a clause. `library`: see `Dense`."""
     body, head = getattr(model, "model", None), model.get_output_embeddings()
     blocks: list[Any] = list(getattr(body, "layers", ()))
     if body is None or head is None or not blocks:
@@ -114,40 +114,47 @@ def read_dense(model: PreTrainedModel) -> Dense | str:
     if any(block.self_attn.is_causal is False for block in blocks):
         return "it attends to later tokens"
     per_layer = isinstance(kinds, dict)
+    # All or none: beside adapters the frozen base would stay in memory twice.
+    pack = can_pack([head, *(linear for block in blocks for linear in _linears(block))])
+    product = partial(together, library=library, pack=pack)
     return Dense(
         embed=body.embed_tokens,
-        layers=tuple(_layer(block, family, per_layer=per_layer) for block in blocks),
-        norm=_norm(body.norm),
-        head=head,
+        layers=tuple(_layer(block, family, product, per_layer=per_layer) for block in blocks),
+        norms=tuple(_norm(norm) for norm in [*(block.input_layernorm for block in blocks), body.norm]),
+        head=product([head]),
         final_softcap=getattr(config, "final_logit_softcapping", None),
         rotary=body.rotary_emb,
         key_value_heads=config.num_key_value_heads,
         head_dim=blocks[0].self_attn.head_dim,
+        library=library,
         device=model.device,
         dtype=model.dtype,
     )
 
 
-def _layer(block: Any, family: str, *, per_layer: bool) -> Layer:
+def _linears(block: Any) -> list[Any]:
+    """Of one layer: query, key, value, output, gate, up, down."""
     attention, mlp = block.self_attn, block.mlp
+    of_attention = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    return [*of_attention, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
+def _layer(block: Any, family: str, product: Callable[[list[Any]], Product], *, per_layer: bool) -> Layer:
+    attention, linears = block.self_attn, _linears(block)
     sandwich = hasattr(block, "pre_feedforward_layernorm")  # Gemma 2 and 3 norm what a part gives, too
     window = attention.sliding_window if hasattr(attention, "sliding_window") else None
     if family == "mistral":
         window = attention.config.sliding_window
     return Layer(
-        before_attention=_norm(block.input_layernorm),
-        query=_linear(attention.q_proj),
-        key=_linear(attention.k_proj),
-        value=_linear(attention.v_proj),
+        heads=product(linears[:3]),
         query_norm=_norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         key_norm=_norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
-        output=_linear(attention.o_proj),
+        output=product(linears[3:4]),
         after_attention=_norm(block.post_attention_layernorm) if sandwich else None,
         before_mlp=_norm(block.pre_feedforward_layernorm if sandwich else block.post_attention_layernorm),
-        gate=_linear(mlp.gate_proj),
-        up=_linear(mlp.up_proj),
-        down=_linear(mlp.down_proj),
-        activation=mlp.act_fn,
+        gate_up=product(linears[4:6]),
+        down=product(linears[6:]),
+        activation=block.mlp.act_fn,
         after_mlp=_norm(block.post_feedforward_layernorm) if sandwich else None,
         scale=attention.scaling,
         softcap=attention.attn_logit_softcapping if family == "gemma2" else None,  # Gemma 3 has the key, unused
@@ -156,30 +163,8 @@ def _layer(block: Any, family: str, *, per_layer: bool) -> Layer:
     )
 
 
-def few_rows(x: Tensor) -> bool:
-    """True where W x' beats x W' for x (N, width): MKL's float32 product took up to three times as long the second
-    way round with 2 to 64 rows, and 1.1 to 1.4 times with 96 and 128; from 256 on there was little between them.
-    """
-    return len(x) <= _FEW_ROWS and x.dtype == torch.float32 and x.device.type == "cpu"
-
-
-def _linear(module: Any) -> Linear:
-    """The map (N, in) -> (N, out). What isn't a plain linear, an adapted one say, is called as it is."""
-    if type(module) is not nn.Linear:
-        plain: Linear = module
-        return plain
-
-    def product(x: Tensor) -> Tensor:
-        if not few_rows(x):
-            return module(x)
-        turned = torch.mm(module.weight, x.contiguous().t()).t()
-        return turned if module.bias is None else turned + module.bias
-
-    return product
-
-
 def _norm(module: Any) -> Norm:
-    """Gemma's RMSNorm keeps its weight less one, under another name for epsilon."""
+    """Gemma's RMSNorm keeps its weight less one, which only float32 can add, under another name for epsilon."""
     if hasattr(module, "variance_epsilon"):
         return Norm(module.weight, module.variance_epsilon)
-    return Norm(1 + module.weight, module.eps)
+    return Norm(1 + module.weight.float(), module.eps)

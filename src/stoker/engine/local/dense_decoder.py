@@ -7,18 +7,19 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from stoker.engine.local.dense import Dense, Layer, few_rows, read_dense
+from stoker.engine.local.compiled_math import CompiledMath
+from stoker.engine.local.compiler import Library
+from stoker.engine.local.dense import Dense, Layer, Norm, read_dense
 from stoker.engine.local.group_cache import GroupCache
+from stoker.engine.local.step_math import StepMath, TorchMath, turned
 
 __all__ = ["DenseDecoder", "mismatch"]
 
 _PREFILL_TOKENS = 8192
 """Prompt tokens computed at once, padding included: bounds memory whatever the number of prompts."""
-_HEAD_ROWS, _HEAD_ROWS_TURNED = 1024, 4096
-"""Vocabulary computed at once on CPU: MKL is up to a third slower on the whole of a tall matrix."""
 
 
 class DenseDecoder:
@@ -31,44 +32,44 @@ class DenseDecoder:
         self._dense = dense
         self._tables = dense.tables(max_length)
         like = torch.empty(0, dense.key_value_heads, 0, dense.head_dim, dtype=dense.dtype, device=dense.device)
-        self._cache = GroupCache(len(dense.layers), like, max_new_tokens)
-        self._positions = torch.empty(0, dtype=torch.long, device=dense.device)  # (B,) of the last token fed
+        self._cache = GroupCache(len(dense.layers), like, max_new_tokens, upright=dense.library is not None)
+        self._math: StepMath = (
+            TorchMath(dense, self._cache, self._tables)
+            if dense.library is None
+            else CompiledMath(dense.library, dense, self._cache, self._tables)
+        )
         self._ends: dict[tuple[int, ...], Tensor] = {}
         """Hidden state after each prompt: a row that enters later begins there."""
-        self._windows = {layer.window for layer in dense.layers}
 
     def enter(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """A row for each prompt; hidden states after them, (rows entered, width)."""
         for some in _portions(self._cache.missing(prompts)):
             self._ends.update(zip(some, self._prefill(some), strict=True))
         self._cache.add_rows(prompts)
-        ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._dense.device)
-        self._positions = torch.cat([self._positions, ends])
         return torch.stack([self._ends[prompt] for prompt in prompts])
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Append one token to each row, (B,); hidden states after it, (B, width)."""
-        dense, cache = self._dense, self._cache
-        self._positions = self._positions + 1
-        turns = {kind: (cos[self._positions], sin[self._positions]) for kind, (cos, sin) in self._tables.items()}
-        cache.begin_step(self._positions, self._windows)
+        dense, math = self._dense, self._math
+        self._cache.next_column()
+        math.begin_step()
         x = dense.embed(token_ids[:, None])[:, 0]
+        if (whole := math.step(x)) is not None:
+            return whole
+        x, normed = math.add_norm(x, None, None, dense.norms[0])
         for index, layer in enumerate(dense.layers):
-            query, key, value = _heads(layer, x, turns[layer.rotary], dense.head_dim)
-            grouped = query.view(len(x), dense.key_value_heads, -1, dense.head_dim)
-            seen = cache.attend(index, layer, grouped, key, value)
-            x = _rest(layer, x, seen.to(x.dtype).view(len(x), -1))
-        return dense.norm(x)
+            seen = math.attend(index, *layer.heads(normed))
+            x, normed = self._rest(layer, x, seen, dense.norms[index + 1])
+        return normed
 
     def keep(self, order: Sequence[int], upcoming: tuple[int, ...] | None) -> None:
         """Row i becomes what row order[i] was; rows left out are gone. `upcoming`: the next prompt to enter."""
         self._cache.keep(order, upcoming)
-        self._positions = self._positions[torch.tensor(order, dtype=torch.long, device=self._dense.device)]
         self._ends = {prompt: end for prompt, end in self._ends.items() if not self._cache.missing([prompt])}
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(B, width) -> (B, V)."""
-        logits = _project(self._dense.head, hidden)
+        (logits,) = self._dense.head(hidden)
         if self._dense.final_softcap is not None:
             logits = torch.tanh(logits / self._dense.final_softcap) * self._dense.final_softcap
         return logits
@@ -83,19 +84,30 @@ class DenseDecoder:
         places = torch.arange(width, device=device)
         spots = (places < lengths[:, None]).view(-1).nonzero()[:, 0]  # (N,) of the real tokens in the padded rows
         turns = {k: (cos[spots % width], sin[spots % width]) for k, (cos, sin) in self._tables.items()}
-        beyond = {w: None if w is None or w >= width else places[:, None] - places >= w for w in self._windows}
+        windows = {layer.window for layer in dense.layers}
+        beyond = {w: None if w is None or w >= width else places[:, None] - places >= w for w in windows}
         x = dense.embed(padded).view(count * width, -1)[spots]  # (N, width of the model)
+        x, normed = self._math.add_norm(x, None, None, dense.norms[0])
         last = lengths.cumsum(0) - 1  # (prompts,) of the last tokens among the N
         for index, layer in enumerate(dense.layers):
-            heads = _heads(layer, x, turns[layer.rotary], dense.head_dim)
+            query, key, value = layer.heads(normed)
+            value = value.view(len(value), -1, dense.head_dim)
+            heads = *turned(layer, query, key, turns[layer.rotary], dense.head_dim), value
             query, key, value = (_unpacked(part, spots, count, width) for part in heads)
             self._cache.write_prompts(index, entries, key, value)
             seen = _causal(query, key, value, layer.softcap, beyond[layer.window]).transpose(1, 2)
             flat = seen.reshape(count * width, -1)[spots]
             if index + 1 == len(dense.layers):  # beyond attention only the last tokens matter
                 x, flat = x[last], flat[last]
-            x = _rest(layer, x, flat)
-        return dense.norm(x)
+            x, normed = self._rest(layer, x, flat, dense.norms[index + 1])
+        return normed
+
+    def _rest(self, layer: Layer, x: Tensor, seen: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """A layer after its attention: `seen` (N, H D) joins `x` (N, width), then the MLP; and the `norm` of that."""
+        (output,) = layer.output(seen)
+        x, normed = self._math.add_norm(x, output, layer.after_attention, layer.before_mlp)
+        (mixed,) = layer.down(self._math.gate(layer, *layer.gate_up(normed)))
+        return self._math.add_norm(x, mixed, layer.after_mlp, norm)
 
 
 def _portions(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
@@ -109,30 +121,6 @@ def _portions(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ..
         some.append(prompt)
     if some:
         yield some
-
-
-def _heads(layer: Layer, x: Tensor, turn: tuple[Tensor, Tensor], dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of tokens (N, width): queries (N, H, D), scaled, keys and values (N, K, D); queries and keys turned."""
-    normed = layer.before_attention(x)
-    query, key, value = (part(normed).view(len(x), -1, dim) for part in (layer.query, layer.key, layer.value))
-    if layer.query_norm is not None and layer.key_norm is not None:
-        query, key = layer.query_norm(query), layer.key_norm(key)
-    cos, sin = turn[0][:, None], turn[1][:, None]
-    return _turned(query, cos, sin) * layer.scale, _turned(key, cos, sin), value
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding; `sin` carries the sign that the first half of the dimensions takes."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-
-def _rest(layer: Layer, x: Tensor, seen: Tensor) -> Tensor:
-    """A layer after its attention: `seen` (N, H D) joins `x` (N, width), then the MLP."""
-    seen = layer.output(seen)
-    x = x + (seen if layer.after_attention is None else layer.after_attention(seen))
-    normed = layer.before_mlp(x)
-    mixed = layer.down(layer.activation(layer.gate(normed)) * layer.up(normed))
-    return x + (mixed if layer.after_mlp is None else layer.after_mlp(mixed))
 
 
 def _unpacked(packed: Tensor, spots: Tensor, count: int, width: int) -> Tensor:
@@ -160,27 +148,12 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, softcap: float | None, be
     return scores.masked_fill(~seen, -torch.inf).softmax(-1).to(value.dtype) @ value
 
 
-def _project(head: nn.Module, hidden: Tensor) -> Tensor:
-    """The output head, in pieces where that is faster and nothing but a plain linear is asked for."""
-    if type(head) is not nn.Linear or head.bias is not None or hidden.device.type != "cpu":
-        return head(hidden)
-    logits, turned = hidden.new_empty(len(hidden), head.out_features), few_rows(hidden)
-    rows = _HEAD_ROWS_TURNED if turned else _HEAD_ROWS
-    for start in range(0, head.out_features, rows):
-        piece = slice(start, start + rows)
-        if turned:
-            logits[:, piece] = torch.mm(head.weight[piece], hidden.T).T
-        else:
-            torch.mm(hidden, head.weight[piece].T, out=logits[:, piece])
-    return logits
-
-
-def mismatch(model: PreTrainedModel) -> str | None:
+def mismatch(model: PreTrainedModel, library: Library | None = None) -> str | None:
     """Why this decoder can't be used for the model, as a clause; None: it can, its logits are transformers' own.
 
     Three short sequences, two of one prompt, are decoded and compared with plain forwards.
     """
-    dense = read_dense(model)
+    dense = read_dense(model, library)
     if isinstance(dense, str):
         return dense
     generator = torch.Generator().manual_seed(0)

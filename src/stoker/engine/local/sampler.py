@@ -14,6 +14,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stoker.engine.local.cache import abilities_of
+from stoker.engine.local.compiled_math import uncompilable
+from stoker.engine.local.compiler import Library, load_library
 from stoker.engine.local.decoder import Decoder, make_decoder
 from stoker.engine.local.dense import Dense, read_dense
 from stoker.engine.local.dense_decoder import DenseDecoder, mismatch
@@ -30,8 +32,17 @@ __all__ = ["LocalSampler"]
 class LocalSampler:
     """`rl.ports.Sampler` on a transformers causal language model, CPU or one GPU."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, concurrent_samples: int) -> None:
-        """Raises ModelError where the model can't be sampled from."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        concurrent_samples: int,
+        compiled: bool = True,
+    ) -> None:
+        """`compiled`: decode with functions compiled for this CPU, where they serve the model. Raises ModelError where
+        the model can't be sampled from.
+        """
         self.concurrent_samples = self._configured = concurrent_samples
         self.notes: list[str] = []
         """What the user should know of how this model is sampled."""
@@ -42,6 +53,7 @@ class LocalSampler:
         with _evaluating(model):
             self._abilities = abilities_of(model)
             unfit = mismatch(model)
+            self._library = self._compile() if compiled and unfit is None else None
         self._dense = unfit is None
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._queue: list[Request] = []
@@ -55,6 +67,11 @@ class LocalSampler:
             self.notes.append(f"{name} has no usable cache: each token recomputes its whole past, which is slow.")
         if not self._abilities.pads:
             self.notes.append(f"{name} can't be padded: only prompts of equal length are sampled together.")
+
+    @property
+    def arithmetic(self) -> str:
+        """What computes a token: other arithmetic rounds otherwise."""
+        return "PyTorch's operators" if self._library is None else f"compiled by {self._library.compiler}"
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue samples. Raises ModelError, and queues none, where one can't be drawn."""
@@ -122,13 +139,29 @@ class LocalSampler:
     def _new_decoder(self, requests: Sequence[Request]) -> Decoder:
         longest = max(request.params.max_new_tokens for request in requests)
         if self._dense:
-            dense = read_dense(self._model)
+            dense = read_dense(self._model, self._library)
             if isinstance(dense, Dense):
                 length = max(len(request.prompt.token_ids) + request.params.max_new_tokens for request in requests)
                 return DenseDecoder(dense, longest, length)
             self._dense = False
             self._say_general(dense)
         return make_decoder(self._model, self._abilities, longest)
+
+    def _compile(self) -> Library | None:
+        """The compiled functions, where they give the model's logits."""
+        dense = read_dense(self._model)
+        if isinstance(dense, str) or dense.device.type != "cpu":
+            return None
+        library = load_library()
+        reason = uncompilable(dense) or (library if isinstance(library, str) else mismatch(self._model, library))
+        if isinstance(library, str) or reason:
+            self.notes.append(
+                f"decoding by PyTorch's operators instead of compiled functions, which is slower: {reason}."
+            )
+            return None
+        if library.seconds:
+            self.notes.append(f"compiled the decoder's functions for this processor in {library.seconds:.1f} s, once.")
+        return library
 
     def _shrink(self, requests: Sequence[Request], cause: str) -> None:
         if len(requests) == 1:
@@ -180,7 +213,8 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     never enter the learner's autograd afterwards.
     """
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    for module in training:
+        module.training = False
     try:
         with torch.no_grad():
             yield

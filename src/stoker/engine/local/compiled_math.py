@@ -1,0 +1,153 @@
+"""`StepMath` by the compiled functions of decode.cpp: one pass over memory where operators take up to twelve, and a
+whole step in one call where every product is in tiles.
+"""
+
+from ctypes import byref
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from stoker.engine.local import layouts
+from stoker.engine.local.compiler import Library
+from stoker.engine.local.dense import Dense, Layer, Norm
+from stoker.engine.local.group_cache import GroupCache
+from stoker.engine.local.layouts import int32, int64, pointer
+from stoker.engine.local.products import TiledProduct
+
+__all__ = ["CompiledMath", "uncompilable"]
+
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_MOST_DIMS = 512
+_SILU = (nn.SiLU, type(ACT2FN["silu"]))
+_GELU = type(ACT2FN["gelu_pytorch_tanh"])
+_WIDTHS = 32
+"""What the width of a model must be a multiple of for a whole step."""
+
+
+def uncompilable(dense: Dense) -> str | None:
+    """Why the compiled functions don't fit this model, as a clause; None: they do."""
+    if dense.device.type != "cpu" or dense.dtype not in _NAMES:
+        return f"they are for float32 and bfloat16 on a CPU, not {dense.dtype} on {dense.device.type}"
+    if dense.head_dim % 2 or dense.head_dim > _MOST_DIMS:
+        return f"a head has {dense.head_dim} dimensions"
+    return None
+
+
+class CompiledMath:
+    """Serves a model that is not `uncompilable`."""
+
+    def __init__(
+        self, library: Library, dense: Dense, cache: GroupCache, tables: dict[str | None, tuple[Tensor, Tensor]]
+    ) -> None:
+        name = _NAMES[dense.dtype]
+        self._attend = library.function(f"attend_{name}", pointer, pointer, *[pointer, int64] * 3, pointer)
+        self._add_norm = library.function(f"add_norm_{name}", *[pointer] * 5, int64, int64, int32)
+        self._gated = library.function(
+            f"gated_{name}", pointer, int64, pointer, int64, int32, pointer, int64, int64, int32
+        )
+        self._dense = dense
+        self._cache = cache
+        self._tables = tables  # their memory is read by address
+        self._threads = torch.get_num_threads()
+        self._rows = layouts.Rows(heads=dense.key_value_heads, dim=dense.head_dim, threads=self._threads)
+        self._norms: dict[int, tuple[layouts.Norm, Tensor]] = {}
+        self._layers = (layouts.Layer * len(dense.layers))()
+        for told, layer in zip(self._layers, dense.layers, strict=True):
+            attention = told.attention
+            attention.query_norm, attention.key_norm = self._norm(layer.query_norm), self._norm(layer.key_norm)
+            attention.cosines, attention.sines = (table.data_ptr() for table in tables[layer.rotary])
+            attention.window, attention.scale, attention.softcap = layer.window or 0, layer.scale, layer.softcap or 0.0
+        self._step = library.function("step", pointer, int64, *[pointer] * 3, int64) if self._tell_all() else None
+
+    def begin_step(self) -> None:
+        rows, cache = self._rows, self._cache
+        rows.rows, rows.column = len(cache.rows), cache.column
+        where = cache.rows
+        rows.prompts, rows.lengths, rows.starts = (t.data_ptr() for t in (where.prompts, where.lengths, where.starts))
+        rows.own_room, rows.shared_room = cache.own[0].keys.shape[2], cache.shared[0].keys.shape[2]
+        for told, own, shared in zip(self._layers, cache.own, cache.shared, strict=True):
+            attention = told.attention
+            attention.own_keys, attention.own_values = own.keys.data_ptr(), own.values.data_ptr()
+            attention.shared_keys, attention.shared_values = shared.keys.data_ptr(), shared.values.data_ptr()
+
+    def step(self, x: Tensor) -> Tensor | None:
+        if self._step is None:
+            return None
+        x = x.contiguous()
+        layer, out = self._layers[0], torch.empty_like(x)
+        seen = layer.output.depth
+        widths = (layer.heads.outputs, seen, x.shape[1], layer.gate_up.outputs, layer.inner)
+        rooms = [x, out, *(x.new_empty(len(x), width) for width in widths)]
+        room = layouts.Room(*(tensor.data_ptr() for tensor in rooms))
+        self._rows.group = seen // (self._rows.heads * self._rows.dim)
+        first = self._norm(self._dense.norms[0])
+        self._step(self._layers, len(self._layers), byref(first), byref(self._rows), byref(room), x.shape[1])
+        return out
+
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        query, key, value = map(_rows_apart, (query, key, value))
+        seen = query.new_empty(query.shape)
+        self._rows.group = query.shape[1] // key.shape[1]
+        heads = [number for tensor in (query, key, value) for number in (tensor.data_ptr(), tensor.stride(0))]
+        self._attend(byref(self._layers[index].attention), byref(self._rows), *heads, seen.data_ptr())
+        return seen
+
+    def add_norm(self, x: Tensor, more: Tensor | None, after: Norm | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        x, out = x.contiguous(), x.new_empty(x.shape)
+        more = None if more is None else more.contiguous()
+        added = None if more is None else more.data_ptr()
+        norms = byref(self._norm(after)), byref(self._norm(norm))
+        self._add_norm(x.data_ptr(), added, *norms, out.data_ptr(), *x.shape, self._threads)
+        return x, out
+
+    def gate(self, layer: Layer, gate: Tensor, up: Tensor) -> Tensor:
+        if not _compiled(layer):
+            return layer.activation(gate) * up
+        gate, up = _rows_apart(gate), _rows_apart(up)
+        out = gate.new_empty(gate.shape)
+        halves = gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0)
+        self._gated(*halves, isinstance(layer.activation, _GELU), out.data_ptr(), *gate.shape, self._threads)
+        return out
+
+    def _norm(self, norm: Norm | None) -> layouts.Norm:
+        """With its weight in float32, which is kept: the structure has but its address."""
+        if norm is None:
+            return layouts.Norm()
+        if id(norm) not in self._norms:
+            weight = norm.weight.detach().float().contiguous()
+            self._norms[id(norm)] = layouts.Norm(weight.data_ptr(), norm.eps), weight
+        return self._norms[id(norm)][0]
+
+    def _tell_all(self) -> bool:
+        """Describe the layers whole; False where a part of one isn't compiled."""
+        following = self._dense.norms[1:]
+        for told, layer, norm in zip(self._layers, self._dense.layers, following, strict=True):
+            products = (layer.heads, layer.output, layer.gate_up, layer.down)
+            if not _compiled(layer):
+                return False
+            for name, product in zip(("heads", "output", "gate_up", "down"), products, strict=True):
+                if not isinstance(product, TiledProduct):
+                    return False
+                setattr(told, name, product.matrix)
+                if name in ("output", "down") and product.widths[0] % _WIDTHS:
+                    return False
+                if name == "heads":
+                    _, told.key, told.value = product.starts
+                if name == "gate_up":
+                    _, told.up = product.starts
+                    told.inner = product.widths[0]
+            told.after_attention, told.before_mlp = self._norm(layer.after_attention), self._norm(layer.before_mlp)
+            told.after_mlp, told.following = self._norm(layer.after_mlp), self._norm(norm)
+            told.gelu = isinstance(layer.activation, _GELU)
+        return True
+
+
+def _compiled(layer: Layer) -> bool:
+    """True where decode.cpp knows the activation."""
+    return isinstance(layer.activation, (*_SILU, _GELU))
+
+
+def _rows_apart(x: Tensor) -> Tensor:
+    """Each row in one piece, whatever lies between rows."""
+    return x if x.stride(1) == 1 else x.contiguous()

@@ -1,0 +1,103 @@
+"""Compiles the decoder's C++ for this machine's processor, once, and loads it.
+
+The library is kept in the user's cache folder under a name that its source, its compiler and the processor make, so
+a change of any of them compiles anew, and machines that share a home folder don't share code.
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stoker.record.environment import cpu
+
+__all__ = ["Library", "load_library"]
+
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "numbers.h", "tiles.h"))
+_COMPILERS = ("g++", "clang++", "c++")
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Library:
+    """The compiled functions."""
+
+    functions: ctypes.CDLL
+    tiles: bool
+    """The processor multiplies matrices in tiles (AMX), so `tiles.h` is of use."""
+    compiler: str
+    """Its version line: another may round otherwise."""
+    seconds: float
+    """What compiling took just now; 0: it was done before."""
+
+    def function(self, name: str, *arguments: Any) -> Callable[..., None]:
+        """One that gives nothing back, by name and C types."""
+        found = getattr(self.functions, name)
+        found.argtypes, found.restype = arguments, None
+        called: Callable[..., None] = found
+        return called
+
+
+@cache
+def load_library() -> Library | str:
+    """The library, or why there is none, as a clause."""
+    if sys.platform != "linux":
+        return "they are compiled on Linux only"
+    try:
+        return _load()
+    except (OSError, subprocess.SubprocessError) as error:
+        return _reason(error)
+
+
+def _load() -> Library | str:
+    path = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), *_COMPILERS])), None)
+    if path is None:
+        return f"no C++ compiler was found ({', '.join(_COMPILERS)}, or CXX)"
+    compiler = _run([path, "--version"]).splitlines()[0]
+    name, flags = cpu()
+    parts = [*(source.read_text() for source in _SOURCES), compiler, *_FLAGS, name, *flags]
+    folder = _folder()
+    library = folder / f"decode-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:16]}.so"
+    seconds = 0.0
+    if not library.exists():
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            built = Path(place) / library.name
+            _run([path, *_FLAGS, str(_SOURCES[0]), "-o", str(built)])
+            built.replace(library)  # whole or not at all, whoever else compiles it
+        seconds = time.monotonic() - started
+    functions = ctypes.CDLL(str(library))
+    return Library(functions, bool(functions.has_tiles()), compiler, seconds)
+
+
+def _folder() -> Path:
+    """Where libraries are kept. Raises PermissionError where somebody else could have put one."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "stoker"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} is another user's, or others may write to it")
+    return folder
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+    return done.stdout
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        said = (error.stderr or "").strip().splitlines()
+        return f"{Path(error.cmd[0]).name} failed: {said[0] if said else f'exit status {error.returncode}'}"
+    return str(error)
