@@ -19,6 +19,7 @@ from stoker.engine.local.load import (
     adapters_to_train,
     count_parameters,
     count_planned,
+    exact_weights,
     load_model,
     load_tokenizer,
 )
@@ -106,7 +107,8 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     parameters = count_parameters(model)
     adapters = adapters_to_train(model, config, source.path)
     plan = batch_plan.make(config, parameters, count_parameters(model, trained=True))
-    learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples, adapters=adapters)
+    exact = exact_weights(source, model, config.seed) if adapters is None else {}
+    learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples, adapters=adapters, exact=exact)
     attempt.folder.require_free(learner.checkpoint_bytes(), "a checkpoint")
     sampling = config.sampling
     sampler = LocalSampler(model, tokenizer, concurrent_samples=sampling.concurrent_samples, compiled=sampling.compiled)

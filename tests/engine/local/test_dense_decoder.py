@@ -241,7 +241,7 @@ def test_other_models_are_told_apart_and_said(name: str, tiny_tokenizer: Any) ->
 def test_a_wrong_part_is_found_before_anything_is_drawn(
     tiny_llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_math, "_merge", lambda own, shared: own[0])
+    monkeypatch.setattr(step_math, "merge_parts", lambda own, shared: own[0])
     assert "logits differ" in str(mismatch(tiny_llama))
 
 

@@ -36,6 +36,33 @@ def test_small_updates_survive_bfloat16_weights() -> None:
     torch.testing.assert_close(module.weight.float(), torch.full((4, 4), 0.99), atol=4e-3, rtol=0)
 
 
+def test_first_small_updates_already_move_bfloat16_weights() -> None:
+    """From exact masters as many weights cross a rounding step as should; from rounded ones none does."""
+    exact = torch.rand(256, 256, generator=torch.Generator().manual_seed(0)) + 1  # bf16 spacing 0.0078
+    moved = []
+    for given in ({"weight": exact}, None):
+        module = nn.Linear(256, 256, bias=False)
+        module.weight.data = exact.bfloat16()
+        optimizer = MasterOptimizer(module, Optimizer(name="sgd", momentum=0.0, max_grad_norm=0.0), given)
+        assert torch.equal(module.weight, exact.bfloat16())
+        module(torch.ones(1, 256, dtype=torch.bfloat16)).sum().backward()
+        optimizer.step(4e-4, optimizer.norm())
+        moved.append((module.weight.float() - exact.bfloat16().float()).mean().item())
+    assert moved[0] == pytest.approx(-4e-4, rel=0.05)
+    assert moved[1] == 0
+
+
+def test_a_restart_keeps_masters_that_the_weights_are_roundings_of() -> None:
+    exact = torch.rand(4, 4) + 1
+    module = nn.Linear(4, 4, bias=False)
+    module.weight.data = exact.bfloat16()
+    optimizer = MasterOptimizer(module, Optimizer(), {"weight": exact})
+    module.weight.data[0] = 3.0
+    optimizer.restart()
+    master = optimizer.tensors()["master/weight"]
+    assert torch.equal(master[1:], exact[1:]) and (master[0] == 3).all()
+
+
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
 def test_state_goes_through_tensors_and_back(name: str) -> None:
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedModel, T5Config
 
 from stoker.config.schema import Model
-from stoker.engine.local.load import count_parameters, load_model, load_tokenizer, pick_device
+from stoker.engine.local.load import count_parameters, exact_weights, load_model, load_tokenizer, pick_device
 from stoker.errors import ModelError
 
 
@@ -27,6 +27,24 @@ def test_folder(saved: Path, tiny_llama: PreTrainedModel, dtype: Any) -> None:
     assert not model.training
     assert torch.equal(model.lm_head.weight, tiny_llama.lm_head.weight.to(model.dtype))
     assert load_tokenizer(Model(path=str(saved))).eos_token_id == 256
+
+
+def test_exact_weights_are_those_that_loading_rounded(saved: Path, tiny_llama: PreTrainedModel, tmp_path: Path) -> None:
+    settings = Model(path=str(saved), dtype="bfloat16", device="cpu")
+    exact = exact_weights(settings, load_model(settings, 0), 0)
+    assert all(torch.equal(exact[name], weight) for name, weight in tiny_llama.named_parameters())
+    whole = Model(path=str(saved), dtype="float32", device="cpu")
+    assert exact_weights(whole, load_model(whole, 0), 0) == {}
+    tiny_llama.to(torch.bfloat16).save_pretrained(tmp_path / "narrow")
+    narrow = Model(path=str(tmp_path / "narrow"), dtype="bfloat16", device="cpu")
+    assert exact_weights(narrow, load_model(narrow, 0), 0) == {}
+
+
+def test_exact_weights_of_a_model_from_scratch(saved: Path) -> None:
+    settings = Model(path=str(saved), dtype="bfloat16", device="cpu", from_scratch=True)
+    loaded = load_model(settings, 3)
+    for name, weight in exact_weights(settings, loaded, 3).items():
+        assert weight.dtype == torch.float32 and torch.equal(weight.bfloat16(), loaded.get_parameter(name))
 
 
 def test_embedded_model() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from stoker.engine.local.block_attention import blocks_of, take_over
 from stoker.engine.local.chunked import Head, Scores, scores_of_logits, token_scores
 from stoker.engine.local.layout import Line, Microbatch, collate
 from stoker.rl.types import TrainRow
@@ -23,15 +24,19 @@ def trunk_of(model: PreTrainedModel) -> nn.Module | None:
     return None if trunk is model else trunk
 
 
-def hidden_states(trunk: nn.Module, batch: Microbatch) -> Tensor:
-    """(N, H) last hidden states that predict the scored tokens.
+def hidden_states(trunk: nn.Module, batch: Microbatch, *, by_blocks: bool = False) -> Tensor:
+    """(N, H) last hidden states that predict the scored tokens. `by_blocks`: the model takes `block_attention.Blocks`.
 
     No attention mask where each line has one answer: padding is on the right, where a causal model can't
     look. Without a mask the fastest attention kernels apply.
     """
     extra: dict[str, Any] = {}
-    if batch.segments is not None:
-        dtype = next(trunk.parameters()).dtype
+    dtype, (lines, length) = next(trunk.parameters()).dtype, batch.token_ids.shape
+    blocks = blocks_of(batch.segments, (lines, length), dtype) if by_blocks else None
+    if blocks is not None:
+        # A mask of four dimensions is taken as it is; nothing looks at it.
+        extra = {"blocks": blocks, "attention_mask": torch.zeros(1, 1, 1, 1), "position_ids": batch.positions}
+    elif batch.segments is not None:
         extra = {"attention_mask": batch.mask(dtype), "position_ids": batch.positions}
     states: Tensor = trunk(input_ids=batch.token_ids, use_cache=False, **extra).last_hidden_state  # (S, L, H)
     return states.flatten(0, 1).index_select(0, batch.sources)
@@ -47,19 +52,47 @@ def sharing_width(model: PreTrainedModel) -> int:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if trunk is None or kinds != {"full_attention"} or getattr(config, "sliding_window", None):
         return 0
-    ids = np.random.default_rng(0).integers(0, config.vocab_size, 16).astype(np.int32)
-    empty = np.zeros(4, dtype=np.float32)
-    rows = [
-        TrainRow("", tuple(ids[:3].tolist()), answer, np.ones(4, dtype=np.bool_), empty, empty, empty)
-        for answer in (ids[4:8], ids[8:12])
-    ]
-    shared = collate(rows, [Line((0, 1), 9)], model.device)
-    apart = collate(rows, [Line((0,), 6), Line((1,), 6)], model.device)
+    shared, apart = _lines_of_two(model), _lines_of_one(model)
     try:
         found, expected = hidden_states(trunk, shared).float(), hidden_states(trunk, apart).float()
     except (TypeError, ValueError, RuntimeError, IndexError):  # it takes no position_ids, or no mask of its own
         return 0
     return int(config.hidden_size) if _close(found, expected, model.dtype) else 0
+
+
+def _lines_of_two(model: PreTrainedModel) -> Microbatch:
+    """Two short answers on the line of their prompt."""
+    return collate(_two_rows(model), [Line((0, 1), 9)], model.device)
+
+
+def _lines_of_one(model: PreTrainedModel) -> Microbatch:
+    """The same, a line each."""
+    return collate(_two_rows(model), [Line((0,), 6), Line((1,), 6)], model.device)
+
+
+def _two_rows(model: PreTrainedModel) -> list[TrainRow]:
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = np.random.default_rng(0).integers(0, vocabulary, 16).astype(np.int32)
+    empty = np.zeros(4, dtype=np.float32)
+    return [
+        TrainRow("", tuple(ids[:3].tolist()), answer, np.ones(4, dtype=np.bool_), empty, empty, empty)
+        for answer in (ids[4:8], ids[8:12])
+    ]
+
+
+@torch.no_grad()
+def _takes_blocks(model: PreTrainedModel) -> bool:
+    """True where the trunk attends by blocks, tried on lines of one and of two answers."""
+    trunk = trunk_of(model)
+    if trunk is None or not take_over(model):
+        return False
+    batches = [_lines_of_two(model), _lines_of_one(model)]
+    try:
+        found = [hidden_states(trunk, batch, by_blocks=True).float() for batch in batches]
+    except (TypeError, ValueError, RuntimeError):  # its layers don't pass on what they are given
+        return False
+    expected = [hidden_states(trunk, batch).float() for batch in batches]
+    return all(_close(one, other, model.dtype) for one, other in zip(found, expected, strict=True))
 
 
 def _close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
@@ -83,6 +116,7 @@ class ScoringModel:
                 "micro-batch are in memory at once, so update.logits_per_chunk has no effect"
             )
         self.sharing_width = sharing_width(model) if self._trunk is not None else 0
+        self._by_blocks = bool(self.sharing_width) and _takes_blocks(model)
 
     def __call__(self, batch: Microbatch) -> Scores:
         """Log-prob and entropy of each scored token, (N,)."""
@@ -90,7 +124,7 @@ class ScoringModel:
             logits = self.model(input_ids=batch.token_ids, use_cache=False).logits
             chosen = logits.flatten(0, 1).index_select(0, batch.sources)
             return scores_of_logits(chosen, batch.targets, batch.temperature, batch.kept)
-        hidden = hidden_states(self._trunk, batch)
+        hidden = hidden_states(self._trunk, batch, by_blocks=self._by_blocks)
         return token_scores(hidden, self._head(), batch.targets, batch.temperature, batch.kept, self._chunk)
 
     def _head(self) -> Head:

@@ -52,8 +52,9 @@ class LocalLearner:
         *,
         total_samples: int,
         adapters: "Adapters | None" = None,
+        exact: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """`adapters`: those in the model that are trained; None: all its weights are."""
+        """`adapters`: those in the model that are trained; None: all its weights are. `exact`: see MasterOptimizer."""
         self._config = config
         self._model = model
         self._adapters = adapters
@@ -68,7 +69,7 @@ class LocalLearner:
         }
         if self._critic is not None:
             self._limits["critic"] = ActivationLimit(self._critic.trunk, self._critic, config.update.activation_gib)
-        self._optimizers: dict[Role, MasterOptimizer] = {"policy": MasterOptimizer(model, config.optimizer)}
+        self._optimizers: dict[Role, MasterOptimizer] = {"policy": MasterOptimizer(model, config.optimizer, exact)}
         if self._critic is not None:
             self._optimizers["critic"] = MasterOptimizer(self._critic, config.critic.optimizer)
         self._guards = {role: NormGuard(self._settings(role).skip_grad_norm_ratio) for role in self._optimizers}
@@ -77,8 +78,7 @@ class LocalLearner:
         self._losses_finite = True
         self.refusal = ""
         """Why the last step was skipped; empty where it wasn't."""
-        self.refused_samples: tuple[str, ...] = ()
-        """Ids of the samples behind the skipped update."""
+        self.refused_samples: tuple[str, ...] = ()  # behind the skipped update
 
     @property
     def notes(self) -> list[str]:

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from stoker.config import schema
 from stoker.engine.local.dtype import fastest_dtype
+from stoker.engine.local.heap import keep_freed_memory
 from stoker.engine.local.locate import base_of, locate, refuse_pickle
 from stoker.engine.local.memory_errors import is_out_of_memory
 from stoker.errors import ModelError, StokerError
@@ -69,6 +70,8 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     if model.threads:
         torch.set_num_threads(model.threads)
     device = pick_device(model.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     if model.dtype == "auto":
         model = model.model_copy(update={"dtype": fastest_dtype(device)})
     folder, gguf = locate(model.path)
@@ -89,6 +92,24 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     loaded.eval()
     _require_causal_behaviour(loaded, model.path)
     return loaded
+
+
+def exact_weights(model: schema.Model, loaded: PreTrainedModel, seed: int) -> dict[str, Tensor]:
+    """In float32 by name, where `loaded` was rounded to fewer bits than its files keep; else empty.
+
+    A 16-bit policy follows float32 masters. Those that begin at rounded weights sit in the middle of a rounding step,
+    and at the rates of RL many updates pass before the policy moves at all; exact ones are anywhere within it, so that
+    as many weights as should cross a step do.
+    """
+    if loaded.dtype == torch.float32:
+        return {}
+    folder, gguf = locate(model.path)
+    extra = {"gguf_file": gguf} if gguf else {}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
+    if not model.from_scratch and getattr(config, "dtype", None) == loaded.dtype:
+        return {}
+    exact = load_model(model.model_copy(update={"dtype": "float32"}), seed)
+    return {name: parameter.detach() for name, parameter in exact.named_parameters()}
 
 
 def adapters_to_train(model: PreTrainedModel, config: schema.RunConfig, path: str) -> "Adapters | None":

@@ -65,11 +65,14 @@ class MasterOptimizer:
     uses plain `.grad`. Compute weights change in place only, so whoever shares them sees each step.
     """
 
-    def __init__(self, module: nn.Module, config: schema.Optimizer) -> None:
+    def __init__(self, module: nn.Module, config: schema.Optimizer, exact: Mapping[str, Tensor] | None = None) -> None:
+        """`exact`: fp32 weights by name of which the module's 16-bit ones are roundings: masters begin there."""
+        exact = exact or {}
         self._config = config
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._masters = {
-            name: p if _is_wide(p) else nn.Parameter(p.detach().float()) for name, p in self._parameters.items()
+            name: p if _is_wide(p) else nn.Parameter(exact.get(name, p).detach().float())
+            for name, p in self._parameters.items()
         }
         self._optimizer = _build(config, list(self._masters.values()))
         self.grad_scale = 1.0
@@ -139,12 +142,13 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Forget moments and gradients, take the module's present weights as masters."""
+        """Forget moments and gradients; masters of which the module's present weights aren't roundings become those."""
         self._optimizer.state.clear()
         self.zero()
         for name, parameter in self._parameters.items():
-            if self._masters[name] is not parameter:
-                self._masters[name].copy_(parameter)
+            master = self._masters[name]
+            if master is not parameter:
+                master.copy_(torch.where(master.to(parameter.dtype) == parameter, master, parameter.float()))
 
     # -- saving ----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from stoker.engine.local.dense import Dense, Layer, Norm
 from stoker.engine.local.group_cache import GroupCache
 
-__all__ = ["StepMath", "TorchMath", "turned"]
+__all__ = ["StepMath", "TorchMath", "attend_part", "merge_parts", "turned"]
 
 _HIDDEN = -1e30
 """Added to a score that must not count; finite, so that a part which is hidden altogether has weight 0, not NaN."""
@@ -86,19 +86,19 @@ class TorchMath:
         store.values[:rows, :, cache.column] = value.view(rows, heads, dim)
         prompt_mask, answer_mask = self._masks[layer.window]
         query = query.view(rows, heads, -1, dim)
-        own = _part(query, store.keys[:rows, :, seen], store.values[:rows, :, seen], answer_mask, layer.softcap)
+        own = attend_part(query, store.keys[:rows, :, seen], store.values[:rows, :, seen], answer_mask, layer.softcap)
 
         prompts, most = self._grid.shape
         group, width = query.shape[2], max(cache.prompt_lengths)
         asked = query[self._grid.view(-1)].view(prompts, most, heads, group, dim).transpose(1, 2)  # (P, K, R, G, D)
-        seen_there, weight = _part(
+        seen_there, weight = attend_part(
             asked.reshape(prompts, heads, most * group, dim),
             shared.keys[:prompts, :, :width],
             shared.values[:prompts, :, :width],
             prompt_mask,
             layer.softcap,
         )
-        merged = _merge(own, (self._by_row(seen_there, most, group), self._by_row(weight, most, group)))
+        merged = merge_parts(own, (self._by_row(seen_there, most, group), self._by_row(weight, most, group)))
         return merged.to(value.dtype).view(rows, -1)
 
     def add_norm(self, x: Tensor, more: Tensor | None, after: Norm | None, norm: Norm) -> tuple[Tensor, Tensor]:
@@ -145,12 +145,12 @@ def _added(hidden: Tensor) -> Tensor | None:
     return torch.where(hidden, _HIDDEN, 0.0) if bool(hidden.any()) else None
 
 
-def _part(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None
+def attend_part(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, softcap: float | None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Attention over some of the keys: what is seen (N, K, Q, D), and the log of its weight (N, K, Q, 1).
 
-    query (N, K, Q, D), keys and values (N, K, T, D), mask (N, 1, Q or fewer, T) is added to the scores.
+    query (N, K, Q, D), keys and values (N, K, T, D), mask (N or 1, 1, Q or fewer, T) is added to the scores.
     """
     asked = query.shape[2]
     if mask is not None and 1 < mask.shape[2] < asked:
@@ -159,9 +159,9 @@ def _part(
         added = None if mask is None else mask.to(query.dtype).expand(-1, -1, asked, -1)
         query = query.contiguous()  # a last stride of 1 is taken as given
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        seen, weight = flash(query, keys, values, 0.0, False, attn_mask=added, scale=1.0)
+        seen, weight = flash(query, keys, values, 0.0, False, attn_mask=added, scale=scale)
         return seen, weight[..., None]
-    scores = (query @ keys.transpose(-1, -2)).float()
+    scores = (query @ keys.transpose(-1, -2)).float() * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
@@ -170,7 +170,7 @@ def _part(
     return (scores.sub_(log_weight).exp_().to(values.dtype) @ values), log_weight
 
 
-def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+def merge_parts(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
     """Attention over the keys of both parts."""
     share = torch.sigmoid(one[1] - other[1]).to(one[0].dtype)
     return torch.lerp(other[0], one[0], share)
