@@ -40,7 +40,7 @@ def test_first_small_updates_already_move_bfloat16_weights() -> None:
     """From exact masters as many weights cross a rounding step as should; from rounded ones none does."""
     exact = torch.rand(256, 256, generator=torch.Generator().manual_seed(0)) + 1  # bf16 spacing 0.0078
     moved = []
-    for given in ({"weight": exact}, None):
+    for given in ({"weight": exact.clone()}, None):
         module = nn.Linear(256, 256, bias=False)
         module.weight.data = exact.bfloat16()
         optimizer = MasterOptimizer(module, Optimizer(name="sgd", momentum=0.0, max_grad_norm=0.0), given)
@@ -56,7 +56,7 @@ def test_a_restart_keeps_masters_that_the_weights_are_roundings_of() -> None:
     exact = torch.rand(4, 4) + 1
     module = nn.Linear(4, 4, bias=False)
     module.weight.data = exact.bfloat16()
-    optimizer = MasterOptimizer(module, Optimizer(), {"weight": exact})
+    optimizer = MasterOptimizer(module, Optimizer(), {"weight": exact.clone()})
     module.weight.data[0] = 3.0
     optimizer.restart()
     master = optimizer.tensors()["master/weight"]

@@ -66,7 +66,7 @@ class MasterOptimizer:
     """
 
     def __init__(self, module: nn.Module, config: schema.Optimizer, exact: Mapping[str, Tensor] | None = None) -> None:
-        """`exact`: fp32 weights by name of which the module's 16-bit ones are roundings: masters begin there."""
+        """`exact`: fp32 weights by name of which the module's 16-bit ones are roundings: they become the masters."""
         exact = exact or {}
         self._config = config
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
