@@ -65,6 +65,23 @@ def test_init_asks_for_what_no_option_gives(tmp_path: Path) -> None:
     assert (config.rewards[0].function, config.algorithm.name) == ("exact", "ppo")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "holdout"),
+    [
+        ("few.csv", "prompt,answer\n" + '"1+\n1=",2\n' * 60, 12),  # rows of two lines each
+        ("few.jsonl", '{"prompt": "1+1=", "answer": "2"}\n' * 60 + "no row\n" * 60, 12),
+        ("many.jsonl", '{"prompt": "1+1=", "answer": "2"}\n' * 900, 128),
+        ("broken.parquet", "none", 128),
+        ("unknown.txt", "none", 128),
+    ],
+)
+def test_init_holds_out_a_fifth_of_a_small_file(tmp_path: Path, name: str, text: str, holdout: int) -> None:
+    (tmp_path / name).write_text(text)
+    done = runner.invoke(app, ["init", str(tmp_path / "run.toml"), "--yes", "--data", str(tmp_path / name)])
+    assert done.exit_code == 0, done.output
+    assert config_load.load(tmp_path / "run.toml").validation.holdout == holdout
+
+
 def test_dry_run_prints_config_plan_and_warnings_and_runs_nothing(run_file: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file), "--dry-run", "sampling.temperature=0.5"])
     assert done.exit_code == 0

@@ -27,64 +27,26 @@ from stoker.errors import CheckpointError, ConfigError, DataError, ModelError, R
 from stoker.record.metrics import undescribed
 from stoker.record.read import Run, read_samples
 from stoker.rl.types import Objective, TrainBatch
-from stoker.runner import Result, train
+from stoker.runner import train
+from tests.runs import ENDS_LOW, comparable, final_weights, quiet, same, short_run, victim
 
-REWARDS = '''
-"""Reward functions of the tests."""
-
-def ends_low(completions, **columns):
-    """Share of characters that are digits below 5: a random model can learn it."""
-    return [sum(c in "01234" for c in text) / max(len(text), 1) for text in completions]
-
+REWARDS = f"""
+{ENDS_LOW}
 def constant(completions, **columns):
     return [0.5] * len(completions)
-'''
+"""
 
 
 @pytest.fixture
 def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
-    """A run of two small steps on the embedded model; each keyword `a__b` sets a.b."""
+    """make_config("a.b=c", ..., table={...}): a run of two small steps that rewards low digits."""
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def make(*overrides: str, **data: Any) -> RunConfig:
-        base: dict[str, Any] = {
-            "name": "run",
-            "runs_dir": str(tmp_path / "runs"),
-            "model": {"path": "embedded:tiny", "from_scratch": True},
-            "task": {"sources": [{"path": "stoker.embedded.addition:problems", "kwargs": {"digits": 1, "count": 60}}]},
-            "validation": {"holdout": 8, "every_samples": 32},
-            "sampling": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 4},
-            "rewards": [{"function": f"{tmp_path / 'rewards.py'}:ends_low"}],
-            "optimizer": {"learning_rate": 1e-3, "warmup_fraction": 0.0},
-            "kl": {"coefficient": 0.0},
-            "stop": {"steps": 2},
-            "checkpoint": {"every_steps": 1, "keep": 5},
-        }
-        return config_load.from_dict(base | data, list(overrides))
+    def make(*overrides: str, **tables: Any) -> RunConfig:
+        base = {"rewards": [{"function": f"{tmp_path / 'rewards.py'}:ends_low"}], "kl": {"coefficient": 0.0}}
+        return short_run(tmp_path, *overrides, **(base | tables))
 
     return make
-
-
-def quiet(config: RunConfig, **options: Any) -> Result:
-    return train(config, mode="quiet", **options)
-
-
-def comparable(folder: Path) -> list[dict[str, Any]]:
-    """Every metric that must not depend on when or how often a run was stopped."""
-    ignored = ("time/", "memory/")
-    return [
-        {key: value for key, value in record.items() if key != "attempt" and not key.startswith(ignored)}
-        for record in Run.load(folder).metrics
-    ]
-
-
-def final_weights(result: Result) -> dict[str, torch.Tensor]:
-    assert result.policy is not None
-    return load_file(result.policy / "model.safetensors")
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 # -- what a run leaves behind --------------------------------------------------------------------
@@ -223,15 +185,6 @@ def test_a_new_run_starts_from_any_checkpoint(make_config: Callable[..., RunConf
 
 
 # -- failures: what the user sees, and what is never lost ------------------------------------------
-
-
-def victim(point: str, nth: int, config: RunConfig, tmp_path: Path) -> int:
-    """Train in a process that kills itself with SIGKILL at the nth pass of a point; its exit code."""
-    run_file = tmp_path / "killed.toml"
-    run_file.write_text(config_load.to_toml(config))
-    command = [sys.executable, "-m", "bench.victim", point, str(nth), str(run_file)]
-    root = Path(__file__).resolve().parent.parent
-    return subprocess.run(command, cwd=root, capture_output=True, timeout=120, check=False).returncode
 
 
 def test_failure_01_killed_while_saving(

@@ -2,20 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from stoker import wiring
-from stoker.config import load as config_load
 from stoker.config.algorithm import RECIPES
 from stoker.config.schema import RunConfig
 from stoker.errors import ConfigError
 from stoker.record.metrics import undescribed
 from stoker.record.read import Run, read_samples
-from stoker.runner import Result, train
+from tests.runs import comparable, final_weights, quiet, same, short_run
 
 OWN = '''
 """What a user may bring."""
@@ -42,31 +38,11 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     (tmp_path / "own.py").write_text(OWN)
 
     def make(*overrides: str) -> RunConfig:
-        base: dict[str, Any] = {
-            "name": "run",
-            "runs_dir": str(tmp_path / "runs"),
-            "model": {"path": "embedded:tiny", "from_scratch": True},
-            "task": {"sources": [{"path": "stoker.embedded.addition:problems", "kwargs": {"digits": 1, "count": 60}}]},
-            "validation": {"holdout": 8, "every_samples": 32},
-            "sampling": {"prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 5},
-            "rewards": [{"function": f"{tmp_path / 'own.py'}:even_digits"}],
-            "optimizer": {"learning_rate": 1e-3, "warmup_fraction": 0.0},
-            "stop": {"steps": 2},
-            "checkpoint": {"every_steps": 1, "keep": 9},
-        }
-        return config_load.from_dict(base, list(overrides))
+        sampling = {"prompts_per_step": 8, "samples_per_prompt": 4, "max_new_tokens": 5}
+        rewards = [{"function": f"{tmp_path / 'own.py'}:even_digits"}]
+        return short_run(tmp_path, *overrides, sampling=sampling, rewards=rewards)
 
     return make
-
-
-def quiet(config: RunConfig, **options: Any) -> Result:
-    return train(config, mode="quiet", **options)
-
-
-def comparable(folder: Path) -> list[dict[str, Any]]:
-    """Every metric that must not depend on when or how often a run was stopped."""
-    ignored = ("time/", "memory/", "attempt")
-    return [{k: v for k, v in record.items() if not k.startswith(ignored)} for record in Run.load(folder).metrics]
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -120,9 +96,7 @@ def test_a_resume_with_dynamic_sampling_is_the_run_never_stopped(make_config: Ca
         found, expected = comparable(resumed.folder), comparable(whole.folder)
         del found[cut], expected[cut]  # the first part evaluated at its end
         assert found == expected
-        assert resumed.policy is not None and whole.policy is not None
-        here, there = (load_file(one.policy / "model.safetensors") for one in (resumed, whole))
-        assert all(torch.equal(here[name], there[name]) for name in here)
+        assert same(final_weights(resumed), final_weights(whole))
     draws = [value for _, value in Run.load(whole.folder).series("sample/draws")]
     assert max(draws) > 1
 

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,9 @@ from stoker.config.schema import Model, RunConfig
 from stoker.engine.local.load import load_model, load_tokenizer
 from stoker.evaluating import evaluate_model
 from stoker.record.read import Run
-from stoker.runner import Result, train
+from stoker.runner import Result
 from stoker.trying import open_conversation
-
-REWARDS = '''
-def ends_low(completions, **columns):
-    """Share of characters that are digits below 5: a random model can learn it."""
-    return [sum(c in "01234" for c in text) / max(len(text), 1) for text in completions]
-'''
+from tests.runs import ENDS_LOW, comparable, quiet, same, short_run, victim
 
 
 @pytest.fixture
@@ -41,44 +34,21 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_config(tmp_path: Path, base: Path) -> Callable[..., RunConfig]:
-    (tmp_path / "rewards.py").write_text(REWARDS)
-    data: dict[str, Any] = {
-        "name": "run",
-        "runs_dir": str(tmp_path / "runs"),
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(ENDS_LOW)
+    tables: dict[str, Any] = {
         "model": {"path": str(base)},
         "lora": {"rank": 4},
-        "task": {"sources": [{"path": "stoker.embedded.addition:problems", "kwargs": {"digits": 1, "count": 60}}]},
-        "validation": {"holdout": 8, "every_samples": 32},
-        "sampling": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 4},
-        "rewards": [{"function": f"{tmp_path / 'rewards.py'}:ends_low"}],
+        "rewards": [{"function": f"{rewards}:ends_low"}],
         "optimizer": {"learning_rate": 1e-2, "warmup_fraction": 0.0},
         "kl": {"coefficient": 0.05},
-        "stop": {"steps": 2},
-        "checkpoint": {"every_steps": 1, "keep": 5},
     }
-    return lambda *overrides: config_load.from_dict(data, list(overrides))
-
-
-def quiet(config: RunConfig, **options: Any) -> Result:
-    return train(config, mode="quiet", **options)
-
-
-def comparable(folder: Path) -> list[dict[str, Any]]:
-    """Every metric that must not depend on when or how often a run was stopped."""
-    ignored = ("time/", "memory/")
-    return [
-        {key: value for key, value in record.items() if key != "attempt" and not key.startswith(ignored)}
-        for record in Run.load(folder).metrics
-    ]
+    return lambda *overrides: short_run(tmp_path, *overrides, **tables)
 
 
 def adapters(result: Result) -> dict[str, torch.Tensor]:
     assert result.policy is not None
     return load_file(result.policy.parent / "adapters.safetensors")
-
-
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize("warm", [0, 3])
@@ -110,12 +80,7 @@ def test_resume_is_the_run_never_stopped_bit_for_bit(make_config: Callable[..., 
 def test_failure_01_killed_while_saving_adapters(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
     whole = quiet(make_config("name=whole", "stop.steps=3"))
     config = make_config("stop.steps=3")
-    run_file = tmp_path / "killed.toml"
-    run_file.write_text(config_load.to_toml(config))
-    command = [sys.executable, "-m", "bench.victim", "save", "2", str(run_file)]
-    root = Path(__file__).resolve().parent.parent
-    done = subprocess.run(command, cwd=root, capture_output=True, timeout=150, check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert victim("save", 2, config, tmp_path) == -signal.SIGKILL
     result = quiet(config, resume=True)
     assert comparable(result.folder) == comparable(whole.folder)
     assert same(adapters(result), adapters(whole))

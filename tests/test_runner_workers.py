@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
 from stoker.errors import ConfigError
-from stoker.record.read import Run, read_samples
-from stoker.runner import Result, train
+from stoker.record.read import read_samples
+from tests.runs import comparable, quiet, short_run
 
 REWARDS = '''
 """Reward functions of the tests."""
@@ -42,40 +41,28 @@ def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     """make_config(workers, "a.b=c", ...): a run of three small steps; the second reward always has workers."""
     (tmp_path / "rewards.py").write_text(REWARDS)
 
-    def make(workers: int, *overrides: str, function: str = "low_digits", **data: Any) -> RunConfig:
+    def make(workers: int, *overrides: str, function: str = "low_digits") -> RunConfig:
+        file = tmp_path / "rewards.py"
         base: dict[str, Any] = {
             "name": f"workers{workers}",
-            "runs_dir": str(tmp_path / "runs"),
-            "model": {"path": "embedded:tiny", "from_scratch": True},
-            "task": {"sources": [{"path": "stoker.embedded.addition:problems", "kwargs": {"digits": 1, "count": 60}}]},
             "validation": {"holdout": 8, "every_samples": 16},
             "sampling": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 4, "concurrent_samples": 5},
             "rewards": [
-                {"function": f"{tmp_path / 'rewards.py'}:{function}", "workers": workers, "timeout_s": 60},
-                {"function": f"{tmp_path / 'rewards.py'}:differing", "workers": 2},
+                {"function": f"{file}:{function}", "workers": workers, "timeout_s": 60},
+                {"function": f"{file}:differing", "workers": 2},
             ],
-            "optimizer": {"learning_rate": 1e-3, "warmup_fraction": 0.0},
             "kl": {"coefficient": 0.0},
             "stop": {"steps": 3},
-            "checkpoint": {"every_steps": 1, "keep": 5},
         }
-        return config_load.from_dict(base | data, list(overrides))
+        return short_run(tmp_path, *overrides, **base)
 
     return make
 
 
-def quiet(config: RunConfig, **options: Any) -> Result:
-    return train(config, mode="quiet", **options)
-
-
 def records(folder: Path) -> list[Any]:
     """All that a run recorded of its steps and samples, but for time and memory."""
-    ignored = ("time/", "memory/")
-    metrics = [
-        {key: value for key, value in record.items() if key != "attempt" and not key.startswith(ignored)}
-        for record in Run.load(folder).metrics
-    ]
-    return [metrics, [read_samples(file) for file in sorted((folder / "samples").glob("step_*.jsonl.gz"))]]
+    samples = [read_samples(file) for file in sorted((folder / "samples").glob("step_*.jsonl.gz"))]
+    return [comparable(folder), samples]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "remax", "dapo"])

@@ -2,12 +2,13 @@
 
 import json
 import shlex
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from stoker.errors import StokerError
+from stoker.errors import DataError, StokerError
 
 __all__ = ["app", "main"]
 
@@ -47,13 +48,17 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines.")]
 
 
-def _lines(data: str) -> int:
-    """Rows of a JSONL file; 0 for any other data."""
+def _rows(data: str, enough: int) -> int:
+    """Rows of a data file, counted up to `enough`; 0 for any other data."""
     file = Path(data).expanduser()
-    if file.suffix not in (".jsonl", ".ndjson") or not file.is_file():
+    if not file.is_file():
         return 0
-    with file.open("rb") as lines:
-        return sum(bool(line.strip()) for line in lines)
+    from stoker.rl.tasks.files import RawRow, read_file
+
+    try:
+        return sum(isinstance(row, RawRow) for row in islice(read_file(file), enough))
+    except (DataError, OSError):  # a run says what is wrong with it
+        return 0
 
 
 @app.command()
@@ -70,7 +75,7 @@ def init(
 ) -> None:
     """Write a commented run file; asks for what the options leave open."""
     from stoker.config.algorithm import RECIPES
-    from stoker.config.init import Answers, name_of, template
+    from stoker.config.init import ENOUGH_ROWS, Answers, name_of, template
 
     if path.exists() and not force:
         fail(f"{path} exists already: choose another name, or --force to replace it")
@@ -87,7 +92,7 @@ def init(
             given[key] = getattr(default, key) if yes else typer.prompt(question, default=getattr(default, key))
     if given["algorithm"] not in RECIPES:
         fail(f"algorithm {given['algorithm']!r} is not known: {', '.join(RECIPES)}")
-    answers = Answers(name=name_of(path.name), rows=_lines(str(given["data"])), **given)  # type: ignore[arg-type]
+    answers = Answers(name=name_of(path.name), rows=_rows(str(given["data"]), ENOUGH_ROWS), **given)  # type: ignore[arg-type]
     try:
         path.write_text(template(answers), encoding="utf-8")
     except OSError as error:

@@ -7,42 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
 from stoker.engine.profiling import torch_profiler
 from stoker.errors import ConfigError, RewardError
 from stoker.record.read import Run
 from stoker.runner import Result, train
+from tests.runs import comparable, final_weights, same, short_run
 
 
 @pytest.fixture
 def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
     def make(name: str, *overrides: str) -> RunConfig:
-        base: dict[str, Any] = {
-            "name": name,
-            "runs_dir": str(tmp_path),
-            "model": {"path": "embedded:tiny", "from_scratch": True},
-            "task": {"sources": [{"path": "stoker.embedded.addition:problems", "kwargs": {"digits": 1, "count": 60}}]},
-            "validation": {"holdout": 8, "every_samples": 32},
-            "sampling": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 4},
-            "rewards": [{"function": "exact"}],
-            "optimizer": {"learning_rate": 1e-3, "warmup_fraction": 0.0},
-            "kl": {"coefficient": 0.1},
-            "stop": {"steps": 4},
-            "checkpoint": {"every_steps": 2},
-        }
-        return config_load.from_dict(base, list(overrides))
+        tables = {"kl": {"coefficient": 0.1}, "stop": {"steps": 4}, "checkpoint": {"every_steps": 2}}
+        return short_run(tmp_path, *overrides, name=name, **tables)
 
     return make
-
-
-def metrics(result: Result) -> list[dict[str, Any]]:
-    ignored = ("time/", "memory/", "attempt")
-    return [
-        {k: v for k, v in record.items() if not k.startswith(ignored)} for record in Run.load(result.folder).metrics
-    ]
 
 
 def profile_of(result: Result) -> dict[str, Any]:
@@ -55,11 +35,8 @@ def profile_of(result: Result) -> dict[str, Any]:
 def test_profiling_leaves_every_bit_of_the_run_as_it_was(algorithm: str, make_config: Callable[..., RunConfig]) -> None:
     plain = train(make_config("plain", f"algorithm.name={algorithm}"), mode="quiet")
     profiled = train(make_config("profiled", f"algorithm.name={algorithm}"), mode="quiet", profile_steps=2)
-    assert metrics(plain) == metrics(profiled)
-    assert plain.policy is not None
-    assert profiled.policy is not None
-    one, other = (load_file(result.policy / "model.safetensors") for result in (plain, profiled) if result.policy)
-    assert all(one[name].equal(other[name]) for name in one)
+    assert comparable(plain.folder) == comparable(profiled.folder)
+    assert same(final_weights(plain), final_weights(profiled))
 
 
 def test_the_profile_adds_up_and_the_trace_opens(make_config: Callable[..., RunConfig]) -> None:
@@ -119,6 +96,6 @@ def test_an_error_in_a_profiled_step_stays_the_error(make_config: Callable[..., 
     config = make_config("broken", f'rewards.0.function="{reward}:breaks"', "validation.holdout=0")
     with pytest.raises(RewardError, match="division by zero"):
         train(config, mode="quiet", profile_steps=2)
-    assert not (tmp_path / "broken" / "profile.json").exists()
+    assert not (tmp_path / "runs" / "broken" / "profile.json").exists()
     with torch_profiler():  # the run left none behind, or this would be refused
         pass

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from stoker.config.schema import RunConfig
+from stoker.config.task import DATA_SUFFIXES
 
 __all__ = ["missing_files"]
-
-_DATA = (".jsonl", ".ndjson", ".csv", ".parquet")
 
 
 def missing_files(config: RunConfig) -> list[str]:
@@ -30,4 +29,4 @@ def _local(path: str) -> Path | None:
     """The file or folder that it can only mean; None where it may be something else."""
     file = Path(path.partition(".py:")[0] + ".py") if ".py:" in path else Path(path)
     explicit = path.startswith(("/", "./", "../", "~"))
-    return file if explicit or file.suffix in (".py", ".gguf", *_DATA) else None
+    return file if explicit or file.suffix in (".py", ".gguf", *DATA_SUFFIXES) else None

@@ -6,7 +6,10 @@ from pydantic import Field
 
 from stoker.config.base import Name, NonNegativeInt, Positive, PositiveInt, Section, Text
 
-__all__ = ["Data", "Source", "Task", "Validation", "ValidationSet"]
+__all__ = ["DATA_SUFFIXES", "Data", "Source", "Task", "Validation", "ValidationSet"]
+
+DATA_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
+"""Of the files that a source may be."""
 
 
 class Data(Section):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.config.task import DATA_SUFFIXES
 from stoker.errors import DataError
 
-__all__ = ["SUFFIXES", "BadRow", "RawRow", "read_file", "read_folder"]
+__all__ = ["BadRow", "RawRow", "read_file", "read_folder"]
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,11 @@ def _arrow(file: Path) -> Rows:
             number += 1
 
 
-SUFFIXES = {".jsonl": _jsonl, ".ndjson": _jsonl, ".csv": _csv, ".parquet": _arrow}
-
-
 def read_file(file: Path) -> Rows:
     """Rows of one data file, by its suffix."""
-    if file.suffix not in SUFFIXES:
-        raise DataError(f"{file}: unknown kind of data file; there is {', '.join(SUFFIXES)}")
-    return SUFFIXES[file.suffix](file)
+    if file.suffix not in DATA_SUFFIXES:
+        raise DataError(f"{file}: unknown kind of data file; there is {', '.join(DATA_SUFFIXES)}")
+    return {".csv": _csv, ".parquet": _arrow}.get(file.suffix, _jsonl)(file)  # all others hold JSON lines
 
 
 def _saved_by_datasets(folder: Path) -> list[Path]:
@@ -145,8 +143,8 @@ def read_folder(folder: Path, split: str) -> Rows:
         for file in _saved_by_datasets(folder):
             yield from _arrow(file)
         return
-    files = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    files = sorted(file for file in folder.rglob("*") if file.suffix in DATA_SUFFIXES and file.is_file())
     if not files:
-        raise DataError(f"{folder} holds no data files ({', '.join(SUFFIXES)})")
+        raise DataError(f"{folder} holds no data files ({', '.join(DATA_SUFFIXES)})")
     for file in _of_split(folder, files, split):
         yield from read_file(file)

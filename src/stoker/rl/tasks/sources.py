@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stoker.config.task import Data
+from stoker.config.task import DATA_SUFFIXES, Data
 from stoker.errors import DataError
 from stoker.rl import dotted
-from stoker.rl.tasks.files import SUFFIXES, BadRow, RawRow, read_file, read_folder
+from stoker.rl.tasks.files import BadRow, RawRow, read_file, read_folder
 
 __all__ = ["name_of", "read_source"]
 
@@ -27,7 +27,7 @@ def name_of(source: Data) -> str:
         return source.name
     if generator := _GENERATOR.fullmatch(source.path):
         return generator["function"]
-    stem = Path(source.path).stem if Path(source.path).suffix in SUFFIXES else Path(source.path).name
+    stem = Path(source.path).stem if Path(source.path).suffix in DATA_SUFFIXES else Path(source.path).name
     return stem if source.split == "train" else f"{stem}-{source.split}"
 
 
@@ -45,7 +45,7 @@ def _open(source: Data) -> Iterator[RawRow | BadRow]:
         return read_file(path)
     if path.is_dir():
         return read_folder(path, source.split)
-    if path.suffix in SUFFIXES or not _HUB_NAME.fullmatch(source.path):
+    if path.suffix in DATA_SUFFIXES or not _HUB_NAME.fullmatch(source.path):
         raise DataError(f"task source '{source.path}': no such file or folder (looked in {Path.cwd()})")
     return _hub(source)
 
