@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from stoker.config import schema
 from stoker.engine.local.dtype import fastest_dtype
+from stoker.engine.local.fused import prepare_update
 from stoker.engine.local.locate import base_of, locate, refuse_pickle
 from stoker.engine.local.memory_errors import is_out_of_memory
 from stoker.errors import ModelError, StokerError
@@ -136,9 +137,11 @@ def load_other(config: schema.RunConfig, section: schema.Reference | schema.Crit
     dtype = getattr(section, "dtype", None) or config.model.dtype
     settings = config.model.model_copy(update={"path": section.path, "from_scratch": False, "dtype": dtype})
     try:
-        return load_model(settings, config.seed)
+        model = load_model(settings, config.seed)
     except ModelError as error:  # it speaks of model.path, which is not the key at fault
         raise ModelError(f"{type(section).__name__.lower()} model: {error}") from error
+    prepare_update(model, compiled=config.update.compiled)
+    return model
 
 
 def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
