@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from stoker.config import schema
 from stoker.config.load import from_dict
+from stoker.engine.local.fused import prepare_update
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import load_tokenizer
 from stoker.engine.local.sampler import LocalSampler
@@ -39,6 +40,7 @@ class Engine:
             model.generation_config.eos_token_id = NEVER
         base = {"name": "bench", "task": {"sources": [{"path": "none.jsonl"}]}, "kl": {"coefficient": 0.0}}
         config = from_dict({**base, **tables})
+        prepare_update(model, compiled=True)
         sampler = LocalSampler(model, tokenizer, concurrent_samples=concurrent_samples)
         return cls(model, sampler, LocalLearner(config, model, tokenizer, total_samples=1_000_000))
 

@@ -14,6 +14,7 @@ from stoker.config import load as config_load
 from stoker.config import secrets
 from stoker.config.schema import Model, RunConfig
 from stoker.engine.checkpoint import policy_folder
+from stoker.engine.local.fused import prepare_update
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import (
     adapters_to_train,
@@ -106,13 +107,19 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     model = load_model(source, config.seed)
     parameters = count_parameters(model)
     adapters = adapters_to_train(model, config, source.path)
+    update_arithmetic = prepare_update(model, compiled=config.update.compiled)
     plan = batch_plan.make(config, parameters, count_parameters(model, trained=True))
     exact = exact_weights(source, model, config.seed) if adapters is None else {}
     learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples, adapters=adapters, exact=exact)
     attempt.folder.require_free(learner.checkpoint_bytes(), "a checkpoint")
     sampling = config.sampling
     sampler = LocalSampler(model, tokenizer, concurrent_samples=sampling.concurrent_samples, compiled=sampling.compiled)
-    facts = environment.collect(device=str(model.device), threads=torch.get_num_threads(), sampling=sampler.arithmetic)
+    facts = environment.collect(
+        device=str(model.device),
+        threads=torch.get_num_threads(),
+        sampling=sampler.arithmetic,
+        update=update_arithmetic,
+    )
     for warning in plan.warnings:
         attempt.recorder.event("warning", warning)
         attempt.display.warn(warning)

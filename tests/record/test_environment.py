@@ -13,7 +13,7 @@ from stoker.record.environment import collect, differences
 
 @pytest.fixture
 def here() -> dict:
-    return collect(device="cpu", threads=2, sampling="operators")
+    return collect(device="cpu", threads=2, sampling="operators", update="operators")
 
 
 def test_says_what_the_run_ran_on(here: dict) -> None:
@@ -29,13 +29,13 @@ def test_failure_42_no_secret_of_the_environment_is_recorded(monkeypatch: pytest
     for name in ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OMP_SECRET"):
         monkeypatch.setenv(name, "hunter2-very-secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    recorded = collect(device="cpu", threads=1, sampling="operators")
+    recorded = collect(device="cpu", threads=1, sampling="operators", update="operators")
     assert "hunter2" not in json.dumps(recorded)
     assert recorded["variables"]["OMP_NUM_THREADS"] == "1"
 
 
 def test_the_same_machine_is_bit_exact(here: dict) -> None:
-    assert differences(here, collect(device="cpu", threads=2, sampling="operators")) == []
+    assert differences(here, collect(device="cpu", threads=2, sampling="operators", update="operators")) == []
     assert differences(here, here | {"host": "another", "memory_bytes": 1, "system": "Linux 1"}) == []
 
 

@@ -180,6 +180,9 @@ class Update(Section):
     """GiB of activations that the layers of one micro-batch may keep for its backward pass: the first layers, as many
     as it takes, keep only their input and are computed again. Changes memory and speed, never the gradient. 0: all
     layers; left out: none."""
+    compiled: bool = True
+    """On a CPU: norms and gates by functions compiled for its processor, forward and backward, where there is a C++
+    compiler (Linux) and the model is of a family that stoker decodes itself; false: by PyTorch's operators."""
 
 
 class Stop(Section):

@@ -33,13 +33,13 @@ _VARIABLES = (
 )
 _ISA_PREFIXES = ("sse4", "avx", "fma", "f16c", "bmi", "amx", "asimd", "sve", "sme", "bf16", "i8mm")
 """CPU flags by which math libraries choose their kernels, and with them the order of additions."""
-_EXACT = ("machine", "cpu", "gpus", "threads", "sampling", "variables", "versions")
+_EXACT = ("machine", "cpu", "gpus", "threads", "sampling", "update", "variables", "versions")
 """What must agree for the same bits; where the run ran and how much memory it had don't matter."""
 
 
-def collect(*, device: str, threads: int, sampling: str) -> dict[str, Any]:
-    """Facts for environment.json and checkpoint manifests. `threads`: the CPU threads that compute uses; `sampling`:
-    what computes a token.
+def collect(*, device: str, threads: int, sampling: str, update: str) -> dict[str, Any]:
+    """Facts for environment.json and checkpoint manifests. `threads`: the CPU threads that compute uses; `sampling`,
+    `update`: what computes a token, and norms and gates of an update.
     """
     model, flags = cpu()
     return {
@@ -52,6 +52,7 @@ def collect(*, device: str, threads: int, sampling: str) -> dict[str, Any]:
         "gpus": _gpus(),
         "threads": threads,
         "sampling": sampling,
+        "update": update,
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "versions": {"python": platform.python_version(), **_versions()},
     }

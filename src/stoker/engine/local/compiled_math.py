@@ -15,19 +15,20 @@ from stoker.engine.local.group_cache import GroupCache
 from stoker.engine.local.layouts import int32, int64, pointer
 from stoker.engine.local.products import TiledProduct
 
-__all__ = ["CompiledMath", "uncompilable"]
+__all__ = ["GELU", "NAMES", "SILU", "CompiledMath", "uncompilable"]
 
-_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""What the compiled functions' names end in."""
 _MOST_DIMS = 512
-_SILU = (nn.SiLU, type(ACT2FN["silu"]))
-_GELU = type(ACT2FN["gelu_pytorch_tanh"])
+SILU = (nn.SiLU, type(ACT2FN["silu"]))
+GELU = type(ACT2FN["gelu_pytorch_tanh"])
 _WIDTHS = 32
 """What the width of a model must be a multiple of for a whole step."""
 
 
 def uncompilable(dense: Dense) -> str | None:
     """Why the compiled functions don't fit this model, as a clause; None: they do."""
-    if dense.device.type != "cpu" or dense.dtype not in _NAMES:
+    if dense.device.type != "cpu" or dense.dtype not in NAMES:
         return f"they are for float32 and bfloat16 on a CPU, not {dense.dtype} on {dense.device.type}"
     if dense.head_dim % 2 or dense.head_dim > _MOST_DIMS:
         return f"a head has {dense.head_dim} dimensions"
@@ -40,7 +41,7 @@ class CompiledMath:
     def __init__(
         self, library: Library, dense: Dense, cache: GroupCache, tables: dict[str | None, tuple[Tensor, Tensor]]
     ) -> None:
-        name = _NAMES[dense.dtype]
+        name = NAMES[dense.dtype]
         self._attend = library.function(f"attend_{name}", pointer, pointer, *[pointer, int64] * 3, pointer)
         self._add_norm = library.function(f"add_norm_{name}", *[pointer] * 5, int64, int64, int32)
         self._gated = library.function(
@@ -107,7 +108,7 @@ class CompiledMath:
         gate, up = _rows_apart(gate), _rows_apart(up)
         out = gate.new_empty(gate.shape)
         halves = gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0)
-        self._gated(*halves, isinstance(layer.activation, _GELU), out.data_ptr(), *gate.shape, self._threads)
+        self._gated(*halves, isinstance(layer.activation, GELU), out.data_ptr(), *gate.shape, self._threads)
         return out
 
     def _norm(self, norm: Norm | None) -> layouts.Norm:
@@ -139,13 +140,13 @@ class CompiledMath:
                     told.inner = product.widths[0]
             told.after_attention, told.before_mlp = self._norm(layer.after_attention), self._norm(layer.before_mlp)
             told.after_mlp, told.following = self._norm(layer.after_mlp), self._norm(norm)
-            told.gelu = isinstance(layer.activation, _GELU)
+            told.gelu = isinstance(layer.activation, GELU)
         return True
 
 
 def _compiled(layer: Layer) -> bool:
     """True where decode.cpp knows the activation."""
-    return isinstance(layer.activation, (*_SILU, _GELU))
+    return isinstance(layer.activation, (*SILU, GELU))
 
 
 def _rows_apart(x: Tensor) -> Tensor:

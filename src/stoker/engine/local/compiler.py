@@ -1,4 +1,4 @@
-"""Compiles the decoder's C++ for this machine's processor, once, and loads it.
+"""Compiles the C++ of decoding and of updates for this machine's processor, once, and loads it.
 
 The library is kept in the user's cache folder under a name that its source, its compiler and the processor make, so
 a change of any of them compiles anew, and machines that share a home folder don't share code.
@@ -20,9 +20,12 @@ from typing import Any
 
 from stoker.record.environment import cpu
 
-__all__ = ["Library", "load_library"]
+__all__ = ["Library", "arithmetic", "load_library"]
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "numbers.h", "tiles.h"))
+_UNITS, _HEADERS = (
+    tuple(Path(__file__).with_name(name) for name in names)
+    for names in (("decode.cpp", "training.cpp"), ("numbers.h", "tiles.h"))
+)
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _SECONDS = 120
@@ -48,6 +51,11 @@ class Library:
         return called
 
 
+def arithmetic(library: Library | None) -> str:
+    """What computes, for a manifest: other arithmetic rounds otherwise."""
+    return "PyTorch's operators" if library is None else f"compiled by {library.compiler}"
+
+
 @cache
 def load_library() -> Library | str:
     """The library, or why there is none, as a clause."""
@@ -65,15 +73,15 @@ def _load() -> Library | str:
         return f"no C++ compiler was found ({', '.join(_COMPILERS)}, or CXX)"
     compiler = _run([path, "--version"]).splitlines()[0]
     name, flags = cpu()
-    parts = [*(source.read_text() for source in _SOURCES), compiler, *_FLAGS, name, *flags]
+    parts = [*(source.read_text() for source in _UNITS + _HEADERS), compiler, *_FLAGS, name, *flags]
     folder = _folder()
-    library = folder / f"decode-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:16]}.so"
+    library = folder / f"stoker-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:16]}.so"
     seconds = 0.0
     if not library.exists():
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir=folder) as place:
             built = Path(place) / library.name
-            _run([path, *_FLAGS, str(_SOURCES[0]), "-o", str(built)])
+            _run([path, *_FLAGS, *map(str, _UNITS), "-o", str(built)])
             built.replace(library)  # whole or not at all, whoever else compiles it
         seconds = time.monotonic() - started
     functions = ctypes.CDLL(str(library))

@@ -16,13 +16,6 @@ namespace {
 constexpr int AT_ONCE = 4;        // query heads that share a reading of their keys
 constexpr int64_t MOST_DIMS = 512;
 
-template <class T> float mean_square(const T* x, int64_t width) {
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < width; ++i) sum += wide(x[i]) * wide(x[i]);
-    return sum / static_cast<float>(width);
-}
-
 // RMSNorm. Weight null: none.
 struct Norm {
     const float* weight;
@@ -66,9 +59,8 @@ void gated(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride, i
         if (gelu) {
 #pragma omp simd
             for (int64_t i = 0; i < width; ++i) {
-                const float x = wide(a[i]);  // 0.5 (1 + tanh u) is sigmoid(2 u)
-                const float u = 1.59576912161f * (x + 0.044715f * x * x * x);
-                to[i] = narrow<T>(x * sigmoid(u) * wide(b[i]));
+                const float x = wide(a[i]);
+                to[i] = narrow<T>(x * sigmoid(gelu_argument(x)) * wide(b[i]));
             }
         } else {
 #pragma omp simd

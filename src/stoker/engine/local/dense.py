@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from stoker.engine.local.compiler import Library
 from stoker.engine.local.products import Product, can_pack, together
 
-__all__ = ["Dense", "Layer", "Norm", "read_dense"]
+__all__ = ["FAMILIES", "Dense", "Layer", "Norm", "read_dense"]
 
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
 _MOVING_ROTARY = ("dynamic", "longrope")
 """Rotary kinds whose angles depend on the length reached: keys already cached would have to be turned again."""
 
@@ -100,8 +100,8 @@ def read_dense(model: PreTrainedModel, library: Library | None = None) -> Dense 
     homes = {type(part).__module__ for part in (body, *blocks)}
     families = {home.removeprefix("transformers.models.").split(".")[0] for home in homes}
     family = families.pop() if len(families) == 1 else ""
-    if family not in _FAMILIES or not all(home.startswith("transformers.models.") for home in homes):
-        return f"stoker's own decoding knows {', '.join(_FAMILIES)}"
+    if family not in FAMILIES or not all(home.startswith("transformers.models.") for home in homes):
+        return f"stoker's own decoding knows {', '.join(FAMILIES)}"
     hooked = [name for name, part in model.named_modules() if part._forward_hooks or part._forward_pre_hooks]
     if hooked:
         return f"there is a hook on {hooked[0] or 'the model'}, which stoker's own decoding would pass by"

@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from stoker.config import schema
 from stoker.engine.local.dtype import fastest_dtype
+from stoker.engine.local.fused import prepare_update
 from stoker.engine.local.heap import keep_freed_memory
 from stoker.engine.local.locate import base_of, locate, refuse_pickle
 from stoker.engine.local.memory_errors import is_out_of_memory
@@ -97,9 +98,8 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
 def exact_weights(model: schema.Model, loaded: PreTrainedModel, seed: int) -> dict[str, Tensor]:
     """In float32 by name, where `loaded` was rounded to fewer bits than its files keep; else empty.
 
-    A 16-bit policy follows float32 masters. Those that begin at rounded weights sit in the middle of a rounding step,
-    and at the rates of RL many updates pass before the policy moves at all; exact ones are anywhere within it, so that
-    as many weights as should cross a step do.
+    Masters that begin at rounded weights sit in the middle of a rounding step: at the rates of RL many updates pass
+    before a 16-bit policy moves at all. Exact ones are anywhere within it, so as many cross it as should.
     """
     if loaded.dtype == torch.float32:
         return {}
@@ -157,9 +157,11 @@ def load_other(config: schema.RunConfig, section: schema.Reference | schema.Crit
     dtype = getattr(section, "dtype", None) or config.model.dtype
     settings = config.model.model_copy(update={"path": section.path, "from_scratch": False, "dtype": dtype})
     try:
-        return load_model(settings, config.seed)
+        model = load_model(settings, config.seed)
     except ModelError as error:  # it speaks of model.path, which is not the key at fault
         raise ModelError(f"{type(section).__name__.lower()} model: {error}") from error
+    prepare_update(model, compiled=config.update.compiled)
+    return model
 
 
 def cast_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

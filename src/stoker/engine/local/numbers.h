@@ -1,4 +1,4 @@
-// Numbers of the compiled decoder: bfloat16, a register's worth of floats, exponentials.
+// Numbers of the compiled functions: bfloat16, a register's worth of floats, exponentials.
 
 #pragma once
 
@@ -59,5 +59,15 @@ inline float exponential(float x) {
 }
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// u with x sigmoid(u) = 0.5 x (1 + tanh(u / 2)), the GELU by tanh.
+inline float gelu_argument(float x) { return 1.59576912161f * (x + 0.044715f * x * x * x); }
+
+template <class T> float mean_square(const T* x, int64_t width) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width; ++i) sum += wide(x[i]) * wide(x[i]);
+    return sum / static_cast<float>(width);
+}
 
 }  // namespace

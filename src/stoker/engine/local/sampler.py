@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stoker.engine.local.cache import abilities_of
 from stoker.engine.local.compiled_math import uncompilable
-from stoker.engine.local.compiler import Library, load_library
+from stoker.engine.local.compiler import Library, arithmetic, load_library
 from stoker.engine.local.decoder import Decoder, make_decoder
 from stoker.engine.local.dense import Dense, read_dense
 from stoker.engine.local.dense_decoder import DenseDecoder, mismatch
@@ -70,8 +70,8 @@ class LocalSampler:
 
     @property
     def arithmetic(self) -> str:
-        """What computes a token: other arithmetic rounds otherwise."""
-        return "PyTorch's operators" if self._library is None else f"compiled by {self._library.compiler}"
+        """What computes a token."""
+        return arithmetic(self._library)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue samples. Raises ModelError, and queues none, where one can't be drawn."""
@@ -160,7 +160,7 @@ class LocalSampler:
             )
             return None
         if library.seconds:
-            self.notes.append(f"compiled the decoder's functions for this processor in {library.seconds:.1f} s, once.")
+            self.notes.append(f"compiled functions for this processor in {library.seconds:.1f} s, once.")
         return library
 
     def _shrink(self, requests: Sequence[Request], cause: str) -> None:
