@@ -18,6 +18,7 @@ from transformers import (
 
 from stoker.engine.local import forward
 from stoker.engine.local.block_attention import _Attend, blocks_of
+from stoker.engine.local.compiler import load_library
 from stoker.engine.local.forward import ScoringModel
 from stoker.engine.local.layout import collate, lines_of
 from stoker.rl.types import TrainRow
@@ -47,7 +48,11 @@ def masked(query: Tensor, key: Tensor, value: Tensor, kinds: Tensor, scale: floa
         segments((4, 6, 0, 2), (9, 1, 1, 1)),  # an answer of which nothing is fed
     ],
 )
-def test_values_and_gradients_are_those_of_a_mask(kinds: Tensor) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_values_and_gradients_are_those_of_a_mask(kinds: Tensor, compiled: bool) -> None:
+    library = load_library() if compiled else None
+    if isinstance(library, str):
+        pytest.skip(library)
     generator = torch.Generator().manual_seed(0)
     lines, length = kinds.shape
     tensors = [
@@ -55,7 +60,7 @@ def test_values_and_gradients_are_those_of_a_mask(kinds: Tensor) -> None:
         for heads in (6, 2, 2)
     ]
     real = (kinds >= 0)[:, :, None, None]
-    blocks = blocks_of(kinds, (lines, length), torch.float32)
+    blocks = blocks_of(kinds, (lines, length), torch.float32, library)
     assert blocks is not None
     found = _Attend.apply(*tensors, blocks, 0.3)
     expected = masked(*tensors, kinds.where(kinds >= 0, 0), 0.3) * real

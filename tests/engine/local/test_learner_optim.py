@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stoker.config.schema import Optimizer
-from stoker.engine.local.optim import MasterOptimizer, learning_rate
+from stoker.engine.local.optim import MasterOptimizer, _add, learning_rate
 
 
 def test_learning_rate_by_hand() -> None:
@@ -50,6 +50,14 @@ def test_first_small_updates_already_move_bfloat16_weights() -> None:
         moved.append((module.weight.float() - exact.bfloat16().float()).mean().item())
     assert moved[0] == pytest.approx(-4e-4, rel=0.05)
     assert moved[1] == 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+def test_gradients_add_up_as_pytorch_adds_them(scale: float) -> None:
+    total, gradient = torch.randn(130, 7), torch.randn(130, 7).bfloat16()
+    expected = total.clone().add_(gradient, alpha=1 / scale)
+    _add(total, gradient, 1 / scale)
+    assert torch.equal(total, expected)
 
 
 def test_a_restart_keeps_masters_that_the_weights_are_roundings_of() -> None:

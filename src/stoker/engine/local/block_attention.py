@@ -9,6 +9,7 @@ S lines, L the longest, P the longest prompt, R the most answers, A the longest 
 each, D head dimension.
 """
 
+from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from stoker.engine.local.compiled_math import NAMES
+from stoker.engine.local.compiler import Library
+from stoker.engine.local.layouts import Mask, float32, int32, int64, pointer
 from stoker.engine.local.step_math import attend_part, merge_parts
 
 __all__ = ["Blocks", "blocks_of", "take_over"]
@@ -53,13 +57,17 @@ class Blocks:
     answers: Set
     prompts: Set | None = None
     """None: a line is one answer, its prompt included."""
+    library: Library | None = None
+    """Compiled functions for the backward pass; None: PyTorch's operators."""
 
     @property
     def sets(self) -> list[Set]:
         return [self.answers] if self.prompts is None else [self.prompts, self.answers]
 
 
-def blocks_of(segments: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> Blocks | None:
+def blocks_of(
+    segments: Tensor | None, shape: tuple[int, int], dtype: torch.dtype, library: Library | None = None
+) -> Blocks | None:
     """Blocks of lines (S, L) with these `layout.Microbatch.segments`; None: PyTorch's attention is the faster one."""
     lines, length = shape
     limit = _LONGEST.get(dtype, 0)
@@ -68,7 +76,7 @@ def blocks_of(segments: Tensor | None, shape: tuple[int, int], dtype: torch.dtyp
         if length > limit:
             return None
         places = first + torch.arange(length)
-        return Blocks(Set.of(places, torch.ones_like(places, dtype=torch.bool)))
+        return Blocks(Set.of(places, torch.ones_like(places, dtype=torch.bool)), library=library)
     counts = torch.stack([(segments == number).sum(1) for number in range(int(segments.max()) + 1)], 1)  # (S, 1 + R)
     prompt, answer = int(counts[:, 0].max()), int(counts[:, 1:].max())
     if max(prompt, answer) > limit:
@@ -77,7 +85,7 @@ def blocks_of(segments: Tensor | None, shape: tuple[int, int], dtype: torch.dtyp
     at = torch.arange(answer)
     answers = Set.of((first + starts)[:, :, None] + at, at < counts[:, 1:, None])
     at = torch.arange(prompt)
-    return Blocks(answers, Set.of(first + at, at < counts[:, :1]))
+    return Blocks(answers, Set.of(first + at, at < counts[:, :1]), library)
 
 
 def take_over(model: PreTrainedModel) -> bool:
@@ -129,7 +137,7 @@ class _Attend(torch.autograd.Function):
         q, k, v = flat.parts(query), flat.parts(key), flat.parts(value)
         g, out = (flat.parts(x.transpose(1, 2), clean=True) for x in (gradient, seen))
         deltas = [(one.float() * other.float()).sum(-1, keepdim=True) for one, other in zip(g, out, strict=True)]
-        dq, dk, dv = _backward(q, k, v, g, deltas, weights, flat, ctx.scale)
+        dq, dk, dv = _backward(q, k, v, g, deltas, weights, flat, ctx.scale, ctx.blocks.library)
         gradients = zip((dq, dk, dv), (query, key, value), strict=True)
         return *(flat.together(parts, x.shape[1]).transpose(1, 2) for parts, x in gradients), None, None
 
@@ -215,30 +223,49 @@ def _backward(
     weights: list[Tensor],
     flat: _Flat,
     scale: float,
+    library: Library | None,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     own = [
-        _gradients(q[n], k[n], v[n], g[n], deltas[n], weights[n], flat.causal(some, torch.float32), scale)
+        _gradients(q[n], k[n], v[n], g[n], deltas[n], weights[n], flat.causal(some, torch.float32), scale, library)
         for n, some in enumerate(flat.sets)
     ]
     dq, dk, dv = ([of_block[n] for of_block in own] for n in range(3))
     if len(own) > 1:
         asked, gradient, delta, weight = (flat.by_line(x) for x in (q[1], g[1], deltas[1], weights[1]))
-        more = _gradients(asked, k[0], v[0], gradient, delta, weight, flat.padding(torch.float32), scale)
+        more = _gradients(asked, k[0], v[0], gradient, delta, weight, flat.padding(torch.float32), scale, library)
         dq[1], dk[0], dv[0] = dq[1] + flat.by_answer(more[0]), dk[0] + more[1], dv[0] + more[2]
     return dq, dk, dv
 
 
 def _gradients(
     query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, delta: Tensor, weight: Tensor, mask: Tensor | None,
-    scale: float,
+    scale: float, library: Library | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Of query (N, K, Q, D), key and value (N, K, T, D); `gradient` (N, K, Q, D) of what is seen, `delta` its product
     with what is seen and `weight` the log-sum-exp of the scores over all keys, not these alone, (N, K, Q, 1).
     """
-    scores = (query @ key.transpose(-1, -2)).float().mul_(scale).sub_(weight)
-    if mask is not None:
-        scores += mask
-    chance = scores.exp_()
-    change = (gradient @ value.transpose(-1, -2)).float().sub_(delta).mul_(chance).mul_(scale).to(query.dtype)
-    chance = chance.to(query.dtype)
+    scores, change = query @ key.transpose(-1, -2), gradient @ value.transpose(-1, -2)
+    if library is None:
+        wide = scores.float().mul_(scale).sub_(weight)
+        if mask is not None:
+            wide += mask
+        chance = wide.exp_()
+        change = change.float().sub_(delta).mul_(chance).mul_(scale).to(query.dtype)
+        chance = chance.to(query.dtype)
+    else:
+        _rescore(library, scores, change, weight, delta, mask, scale)
+        chance = scores
     return change @ key, change.transpose(-1, -2) @ query, chance.transpose(-1, -2) @ gradient
+
+
+def _rescore(
+    library: Library, scores: Tensor, change: Tensor, weight: Tensor, delta: Tensor, mask: Tensor | None, scale: float
+) -> None:
+    """`scores` become probabilities and `change`, of these, that of the scores: all in one pass."""
+    back = library.function(f"attention_back_{NAMES[scores.dtype]}", *[pointer] * 5, float32, *[int64] * 4, int32)
+    told = Mask()
+    if mask is not None:
+        told = Mask(mask.data_ptr(), *(mask.stride(n) if mask.shape[n] > 1 else 0 for n in (0, 2)))
+    weight, delta = weight.contiguous(), delta.contiguous()
+    places = scores.data_ptr(), change.data_ptr(), weight.data_ptr(), delta.data_ptr()
+    back(*places, byref(told), scale, *scores.shape, torch.get_num_threads())

@@ -277,17 +277,17 @@ template <class T> void attend(const Attention& a, const Rows& r, const Heads<T>
 #define STOKER_EXPORT(T, NAME)                                                                                         \
     void add_norm_##NAME(T* x, const T* y, const Norm* after, const Norm* norm, T* out, int64_t rows, int64_t width,   \
                          int threads) {                                                                                \
-        _Pragma("omp parallel num_threads(threads) if (rows >= 8)")                                                    \
+        _Pragma("omp parallel num_threads(threads) if (rows * width >= MANY)")                                         \
         add_norm<T>(x, y, *after, *norm, out, rows, width);                                                            \
     }                                                                                                                  \
     void gated_##NAME(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride, int gelu, T* out,            \
                       int64_t rows, int64_t width, int threads) {                                                      \
-        _Pragma("omp parallel num_threads(threads) if (rows >= 2)")                                                    \
+        _Pragma("omp parallel num_threads(threads) if (rows * width >= MANY)")                                         \
         gated<T>(gate, gate_stride, up, up_stride, gelu, out, rows, width);                                            \
     }                                                                                                                  \
     void attend_##NAME(const Attention* a, const Rows* r, const T* query, int64_t query_stride, const T* key,          \
                        int64_t key_stride, const T* value, int64_t value_stride, T* seen) {                            \
-        _Pragma("omp parallel num_threads(r->threads)")                                                                \
+        _Pragma("omp parallel num_threads(r->threads) if (r->rows * r->heads * r->group * r->dim >= MANY)")              \
         attend<T>(*a, *r, {query, key, value, query_stride, key_stride, value_stride}, seen);                          \
     }
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from stoker.engine.local.block_attention import blocks_of, take_over
 from stoker.engine.local.chunked import Head, Scores, scores_of_logits, token_scores
+from stoker.engine.local.compiler import Library, load_library
 from stoker.engine.local.layout import Line, Microbatch, collate
 from stoker.rl.types import TrainRow
 
@@ -24,7 +25,9 @@ def trunk_of(model: PreTrainedModel) -> nn.Module | None:
     return None if trunk is model else trunk
 
 
-def hidden_states(trunk: nn.Module, batch: Microbatch, *, by_blocks: bool = False) -> Tensor:
+def hidden_states(
+    trunk: nn.Module, batch: Microbatch, *, by_blocks: bool = False, library: Library | None = None
+) -> Tensor:
     """(N, H) last hidden states that predict the scored tokens. `by_blocks`: the model takes `block_attention.Blocks`.
 
     No attention mask where each line has one answer: padding is on the right, where a causal model can't
@@ -32,7 +35,7 @@ def hidden_states(trunk: nn.Module, batch: Microbatch, *, by_blocks: bool = Fals
     """
     extra: dict[str, Any] = {}
     dtype, (lines, length) = next(trunk.parameters()).dtype, batch.token_ids.shape
-    blocks = blocks_of(batch.segments, (lines, length), dtype) if by_blocks else None
+    blocks = blocks_of(batch.segments, (lines, length), dtype, library) if by_blocks else None
     if blocks is not None:
         # A mask of four dimensions is taken as it is; nothing looks at it.
         extra = {"blocks": blocks, "attention_mask": torch.zeros(1, 1, 1, 1), "position_ids": batch.positions}
@@ -103,7 +106,10 @@ def _close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
 class ScoringModel:
     """A causal language model seen as a scorer of given tokens. Holds no copy of any weight."""
 
-    def __init__(self, model: PreTrainedModel, positions_per_chunk: int) -> None:
+    def __init__(self, model: PreTrainedModel, positions_per_chunk: int, *, compiled: bool = False) -> None:
+        """`compiled`: let functions compiled for this CPU help where there are any."""
+        library = load_library() if compiled and model.device.type == "cpu" else None
+        self._library = library if isinstance(library, Library) else None
         self.model = model
         self._chunk = positions_per_chunk
         self._trunk = trunk_of(model)
@@ -124,7 +130,7 @@ class ScoringModel:
             logits = self.model(input_ids=batch.token_ids, use_cache=False).logits
             chosen = logits.flatten(0, 1).index_select(0, batch.sources)
             return scores_of_logits(chosen, batch.targets, batch.temperature, batch.kept)
-        hidden = hidden_states(self._trunk, batch, by_blocks=self._by_blocks)
+        hidden = hidden_states(self._trunk, batch, by_blocks=self._by_blocks, library=self._library)
         return token_scores(hidden, self._head(), batch.targets, batch.temperature, batch.kept, self._chunk)
 
     def _head(self) -> Head:

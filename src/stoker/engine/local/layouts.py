@@ -1,9 +1,9 @@
-"""The C structures of decode.cpp and tiles.h, field for field: there it says what they are."""
+"""The C structures of decode.cpp, tiles.h and training.cpp, field for field: there it says what they are."""
 
 import ctypes
 from typing import Any
 
-__all__ = ["Attention", "Layer", "Matrix", "Norm", "Room", "Rows", "float32", "int32", "int64", "pointer"]
+__all__ = ["Attention", "Layer", "Mask", "Matrix", "Norm", "Room", "Rows", "float32", "int32", "int64", "pointer"]
 
 pointer, int64, int32, float32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
@@ -37,6 +37,12 @@ class Attention(ctypes.Structure):
         ("window", int64),
         *_all(float32, "scale softcap"),
     )
+
+
+class Mask(ctypes.Structure):
+    """Of attention scores."""
+
+    _fields_ = (("at", pointer), *_all(int64, "between_blocks between_queries"))
 
 
 class Matrix(ctypes.Structure):

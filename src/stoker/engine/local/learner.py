@@ -61,7 +61,7 @@ class LocalLearner:
         self._tokenizer = tokenizer
         self._total_samples = total_samples
         self._budget = TokenBudget(config.update.tokens_per_microbatch, model.device)
-        self._policy = ScoringModel(model, config.update.logits_per_chunk)
+        self._policy = ScoringModel(model, config.update.logits_per_chunk, compiled=config.update.compiled)
         self._reference: Reference | None = named_reference(config, model)
         self._critic = start_critic(config, model) if config.algorithm.needs_critic else None
         self._limits: dict[Role, ActivationLimit] = {

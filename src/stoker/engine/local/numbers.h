@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int LANES = 16;
+constexpr int64_t MANY = 1 << 14;  // numbers from which threads pay: they wait for each other
 
 struct bfloat16 {
     uint16_t bits;

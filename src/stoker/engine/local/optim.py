@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from stoker.config import schema
+from stoker.engine.local.compiler import Library, load_library
+from stoker.engine.local.layouts import float32, int32, int64, pointer
 from stoker.errors import CheckpointError
 
 __all__ = ["MasterOptimizer", "NormGuard", "learning_rate"]
@@ -89,7 +91,7 @@ class MasterOptimizer:
                 if self.grad_scale != 1:
                     master.grad.div_(self.grad_scale)
             else:
-                master.grad.add_(parameter.grad, alpha=1 / self.grad_scale)
+                _add(master.grad, parameter.grad, 1 / self.grad_scale)
             parameter.grad = None
 
         return add_to_sum
@@ -186,6 +188,16 @@ class MasterOptimizer:
             else:
                 device = self._masters[name].device
                 self._optimizer.state[self._masters[name]][slot] = tensor.clone().to(device)
+
+
+def _add(total: Tensor, gradient: Tensor, scale: float) -> None:
+    """total += scale * gradient, to the same bits either way: PyTorch makes a float32 copy of a bfloat16 `gradient`."""
+    library = load_library() if gradient.device.type == "cpu" and gradient.dtype == torch.bfloat16 else None
+    if not isinstance(library, Library) or not (total.is_contiguous() and gradient.is_contiguous()):
+        total.add_(gradient, alpha=scale)
+        return
+    accumulate = library.function("accumulate", pointer, pointer, float32, int64, int32)
+    accumulate(total.data_ptr(), gradient.data_ptr(), scale, total.numel(), torch.get_num_threads())
 
 
 def _build(config: schema.Optimizer, masters: list[nn.Parameter]) -> torch.optim.Optimizer:

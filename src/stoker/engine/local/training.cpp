@@ -10,7 +10,6 @@
 namespace {
 
 constexpr int64_t BLOCK = 64;        // rows whose part of a weight's gradient is summed in one go; fused.py has it, too
-constexpr int64_t MANY = 1 << 14;    // numbers from which threads pay
 
 // out = x / rms(x) * (weight + offset); scales: 1 / rms of each row, for the backward pass.
 template <class T>
@@ -78,7 +77,26 @@ void gated_back(const T* grad, const T* gate, const T* up, T* dgate, T* dup, int
     }
 }
 
+// One row of an attention's backward pass: probabilities from scores (T,), and what changes the scores from what changes
+// the probabilities. `weight`: log-sum-exp of the scaled scores, `delta`: gradient times what was seen, of the row.
+template <class T>
+void attention_row_back(T* scores, T* change, const float* mask, float weight, float delta, float scale, int64_t keys) {
+#pragma omp simd
+    for (int64_t t = 0; t < keys; ++t) {
+        const float x = wide(scores[t]) * scale + (mask == nullptr ? 0.0f : mask[t]) - weight;
+        const float p = x < -60.0f ? 0.0f : exponential(x);  // numbers too small for full speed are nothing here
+        scores[t] = narrow<T>(p);
+        change[t] = narrow<T>(p * (wide(change[t]) - delta) * scale);
+    }
+}
+
 }  // namespace
+
+// Mask of attention scores (N, 1, Q or 1, T): how far apart its rows are, 0 where they are one.
+struct Mask {
+    const float* at;
+    int64_t between_blocks, between_queries;
+};
 
 #define STOKER_EXPORT(T, NAME)                                                                                         \
     void norm_##NAME(const T* x, const T* weight, float offset, float eps, T* out, float* scales, int64_t rows,        \
@@ -99,9 +117,26 @@ void gated_back(const T* grad, const T* gate, const T* up, T* dgate, T* dup, int
             else                                                                                                       \
                 gated_back<T, false>(grad, gate, up, dgate, dup, count);                                               \
         }                                                                                                              \
+    }                                                                                                                  \
+    void attention_back_##NAME(T* scores, T* change, const float* weights, const float* deltas, const Mask* mask,      \
+                               float scale, int64_t blocks, int64_t heads, int64_t queries, int64_t keys,              \
+                               int threads) {                                                                          \
+        const int64_t rows = blocks * heads * queries;                                                                 \
+        _Pragma("omp parallel for num_threads(threads) if (rows * keys >= MANY)")                                      \
+        for (int64_t row = 0; row < rows; ++row) {                                                                     \
+            const int64_t far = row / (heads * queries) * mask->between_blocks + row % queries * mask->between_queries; \
+            attention_row_back(scores + row * keys, change + row * keys, mask->at == nullptr ? nullptr : mask->at + far, \
+                               weights[row], deltas[row], scale, keys);                                                \
+        }                                                                                                              \
     }
 
 extern "C" {
 STOKER_EXPORT(float, float32)
 STOKER_EXPORT(bfloat16, bfloat16)
+
+// sum += scale * x, without a float32 copy of x.
+void accumulate(float* sum, const bfloat16* x, float scale, int64_t count, int threads) {
+#pragma omp parallel for simd num_threads(threads) if (parallel : count >= MANY)
+    for (int64_t i = 0; i < count; ++i) sum[i] += scale * wide(x[i]);
+}
 }
