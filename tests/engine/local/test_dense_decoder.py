@@ -222,7 +222,7 @@ def test_low_precision_is_as_close_as_transformers(name: str, width: int, librar
 @torch.no_grad()
 def test_a_weight_that_is_no_number_shows_in_the_logits(dtype: torch.dtype, library: Library | None) -> None:
     model = build(DENSE["qwen3"]).to(dtype)
-    model.model.layers[0].self_attn.k_proj.weight[3, 3] = torch.nan
+    model.model.layers[0].mlp.up_proj.weight[3, 3] = torch.nan
     decoder = decoder_of(model, library)
     decoder.enter([(1, 2, 3)])
     assert decoder.logits(decoder.step(torch.tensor([4]))).isnan().all()

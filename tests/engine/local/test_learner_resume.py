@@ -158,6 +158,7 @@ def test_reference_and_critic_from_other_models(
     expected = make_learner(copy.deepcopy(teacher)).score(rows, "policy")
     teacher.save_pretrained(tmp_path / "teacher")
     ppo = {"algorithm": {"name": "ppo"}, "kl": {"coefficient": 0.1}, "model": {"device": "cpu"}}
+    ppo |= {"update": {"compiled": False}}  # as the policy here
     path = {"path": str(tmp_path / "teacher")}
     learner = make_learner(copy.deepcopy(tiny_llama), reference=path, critic=path, **ppo)
     learner.begin_rl()
