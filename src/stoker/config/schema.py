@@ -181,8 +181,8 @@ class Update(Section):
     as it takes, keep only their input and are computed again. Changes memory and speed, never the gradient. 0: all
     layers; left out: none."""
     compiled: bool = True
-    """On a CPU: norms and gates by functions compiled for its processor, forward and backward, where there is a C++
-    compiler (Linux) and the model is of a family that stoker decodes itself; false: by PyTorch's operators."""
+    """On a CPU: norms, gates and attention's backward pass by functions compiled for its processor, where there is a
+    C++ compiler (Linux) and the model is of a family that stoker decodes itself; false: by PyTorch's operators."""
 
 
 class Stop(Section):

@@ -1,7 +1,8 @@
-// One decoding step on a CPU: norms, attention to the cache, the MLP's gate, and with the products of tiles.h all of it.
+// One decoding step on a CPU: norms, attention to the cache, the MLP's gate; with the products of tiles.h, all of it.
 //
-// Called through a C interface (compiled_math.py; structures: layouts.py), for float32 and bfloat16; every sum and exponential is float32, and
-// a result is rounded once. A task computes the same numbers whichever thread has it, so threads change no bit.
+// Called through a C interface (compiled_math.py; structures: layouts.py), for float32 and bfloat16; every sum and
+// exponential is float32, and a result is rounded once. A task computes the same numbers whichever thread has it, so
+// threads change no bit.
 //
 // B rows, K key-value heads, G query heads of each, D head dimension.
 
@@ -287,7 +288,7 @@ template <class T> void attend(const Attention& a, const Rows& r, const Heads<T>
     }                                                                                                                  \
     void attend_##NAME(const Attention* a, const Rows* r, const T* query, int64_t query_stride, const T* key,          \
                        int64_t key_stride, const T* value, int64_t value_stride, T* seen) {                            \
-        _Pragma("omp parallel num_threads(r->threads) if (r->rows * r->heads * r->group * r->dim >= MANY)")              \
+        _Pragma("omp parallel num_threads(r->threads) if (r->rows * r->heads * r->group * r->dim >= MANY)")            \
         attend<T>(*a, *r, {query, key, value, query_stride, key_stride, value_stride}, seen);                          \
     }
 

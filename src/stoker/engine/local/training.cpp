@@ -77,8 +77,14 @@ void gated_back(const T* grad, const T* gate, const T* up, T* dgate, T* dup, int
     }
 }
 
-// One row of an attention's backward pass: probabilities from scores (T,), and what changes the scores from what changes
-// the probabilities. `weight`: log-sum-exp of the scaled scores, `delta`: gradient times what was seen, of the row.
+// Mask of attention scores (N, 1, Q or 1, T): how far apart its rows are, 0 where they are one.
+struct Mask {
+    const float* at;
+    int64_t between_blocks, between_queries;
+};
+
+// One row of an attention's backward pass: probabilities from scores (T,), and from what changes the probabilities what
+// changes the scores. `weight`: log-sum-exp of the scaled scores, `delta`: gradient times what was seen, of the row.
 template <class T>
 void attention_row_back(T* scores, T* change, const float* mask, float weight, float delta, float scale, int64_t keys) {
 #pragma omp simd
@@ -90,13 +96,20 @@ void attention_row_back(T* scores, T* change, const float* mask, float weight, f
     }
 }
 
-}  // namespace
+// Of all rows, (N, K, Q, T). For all threads of a team.
+template <class T>
+void attention_back(T* scores, T* change, const float* weights, const float* deltas, const Mask& mask, float scale,
+                    int64_t blocks, int64_t heads, int64_t queries, int64_t keys) {
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < blocks * heads * queries; ++row) {
+        const int64_t block = row / (heads * queries), query = row % queries;
+        const float* masked = mask.at;
+        if (masked != nullptr) masked += block * mask.between_blocks + query * mask.between_queries;
+        attention_row_back(scores + row * keys, change + row * keys, masked, weights[row], deltas[row], scale, keys);
+    }
+}
 
-// Mask of attention scores (N, 1, Q or 1, T): how far apart its rows are, 0 where they are one.
-struct Mask {
-    const float* at;
-    int64_t between_blocks, between_queries;
-};
+}  // namespace
 
 #define STOKER_EXPORT(T, NAME)                                                                                         \
     void norm_##NAME(const T* x, const T* weight, float offset, float eps, T* out, float* scales, int64_t rows,        \
@@ -121,13 +134,8 @@ struct Mask {
     void attention_back_##NAME(T* scores, T* change, const float* weights, const float* deltas, const Mask* mask,      \
                                float scale, int64_t blocks, int64_t heads, int64_t queries, int64_t keys,              \
                                int threads) {                                                                          \
-        const int64_t rows = blocks * heads * queries;                                                                 \
-        _Pragma("omp parallel for num_threads(threads) if (rows * keys >= MANY)")                                      \
-        for (int64_t row = 0; row < rows; ++row) {                                                                     \
-            const int64_t far = row / (heads * queries) * mask->between_blocks + row % queries * mask->between_queries; \
-            attention_row_back(scores + row * keys, change + row * keys, mask->at == nullptr ? nullptr : mask->at + far, \
-                               weights[row], deltas[row], scale, keys);                                                \
-        }                                                                                                              \
+        _Pragma("omp parallel num_threads(threads) if (blocks * heads * queries * keys >= MANY)")                      \
+        attention_back(scores, change, weights, deltas, *mask, scale, blocks, heads, queries, keys);                   \
     }
 
 extern "C" {
