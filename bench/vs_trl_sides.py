@@ -57,8 +57,7 @@ def overrides(case: Case, folder: Path) -> list[str]:
         "algorithm.loss_weighting=sample",  # what TRL calls the loss `grpo`
         "optimizer.betas=[0.9,0.999]",
         "optimizer.warmup_fraction=0",
-        "optimizer.decay=linear",
-        "optimizer.final_fraction=0",
+        "optimizer.decay=constant",
         f"optimizer.learning_rate={RATE}",
         f"validation.holdout={case.held_out}",
         "validation.every_samples=0",
@@ -122,7 +121,7 @@ def theirs(case: Case, folder: Path) -> dict[str, Any]:
         loss_type="grpo",
         temperature=1.0,
         learning_rate=RATE,
-        lr_scheduler_type="linear",
+        lr_scheduler_type="constant",
         max_steps=case.steps,
         logging_steps=1,
         save_strategy="no",
