@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from stoker.engine.local.compiled_math import CompiledMath
+from stoker.engine.local.compiled_math import CompiledMath, uncompilable
 from stoker.engine.local.compiler import Library
 from stoker.engine.local.dense import Dense, Layer, Norm, read_dense
 from stoker.engine.local.group_cache import GroupCache
@@ -156,6 +156,8 @@ def mismatch(model: PreTrainedModel, library: Library | None = None) -> str | No
     dense = read_dense(model, library)
     if isinstance(dense, str):
         return dense
+    if library is not None and (reason := uncompilable(dense)):
+        return reason
     generator = torch.Generator().manual_seed(0)
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     tokens = torch.randint(0, vocabulary, (3, 10), generator=generator).tolist()

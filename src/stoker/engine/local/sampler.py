@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stoker.engine.local.cache import abilities_of
-from stoker.engine.local.compiled_math import uncompilable
 from stoker.engine.local.compiler import Library, arithmetic, load_library
 from stoker.engine.local.decoder import Decoder, make_decoder
 from stoker.engine.local.dense import Dense, read_dense
@@ -149,11 +148,10 @@ class LocalSampler:
 
     def _compile(self) -> Library | None:
         """The compiled functions, where they give the model's logits."""
-        dense = read_dense(self._model)
-        if isinstance(dense, str) or dense.device.type != "cpu":
+        if self._model.device.type != "cpu":
             return None
         library = load_library()
-        reason = uncompilable(dense) or (library if isinstance(library, str) else mismatch(self._model, library))
+        reason = library if isinstance(library, str) else mismatch(self._model, library)
         if isinstance(library, str) or reason:
             self.notes.append(
                 f"decoding by PyTorch's operators instead of compiled functions, which is slower: {reason}."

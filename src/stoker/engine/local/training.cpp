@@ -1,7 +1,8 @@
-// What an update on a CPU computes between its products, forward and backward: norms and the MLP's gate.
+// What an update on a CPU computes between its products: norms and the MLP's gate, forward and backward, attention's
+// backward pass, and sums of gradients.
 //
-// Called through a C interface (fused.py), for float32 and bfloat16; every sum is float32, and a result is rounded
-// once. Which numbers are summed in which order hangs on shapes alone, so threads change no bit.
+// Called through a C interface (fused.py, block_attention.py, optim.py), for float32 and bfloat16; every sum is float32,
+// and a result is rounded once. Which numbers are summed in which order hangs on shapes alone, so threads change no bit.
 
 #include <algorithm>
 
