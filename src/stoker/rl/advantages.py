@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from stoker import dotted
 from stoker.errors import ConfigError, RunError
-from stoker.rl import dotted
 
 __all__ = [
     "ESTIMATORS",

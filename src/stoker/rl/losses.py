@@ -11,8 +11,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from stoker import dotted
 from stoker.errors import ConfigError, RunError
-from stoker.rl import dotted
 from stoker.rl.kl import importance, k3, kl_loss
 from stoker.rl.types import Objective
 

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.batch.pack import pack, padded_tokens
 from stoker.engine.local.layout import Line, lines_of
-from stoker.engine.local.memory_errors import is_out_of_memory
 from stoker.errors import RunError
 from stoker.rl.types import TrainRow
 

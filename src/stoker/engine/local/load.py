@@ -11,12 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.configuration_utils import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
+from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.config import schema
 from stoker.engine.local.dtype import fastest_dtype
 from stoker.engine.local.fused import prepare_update
 from stoker.engine.local.heap import keep_freed_memory
 from stoker.engine.local.locate import base_of, locate, refuse_pickle
-from stoker.engine.local.memory_errors import is_out_of_memory
 from stoker.errors import ModelError, StokerError
 
 if TYPE_CHECKING:

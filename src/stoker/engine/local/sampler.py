@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.engine.local.cache import abilities_of
 from stoker.engine.local.compiler import Library, arithmetic, load_library
 from stoker.engine.local.decoder import Decoder, make_decoder
 from stoker.engine.local.dense import Dense, read_dense
 from stoker.engine.local.dense_decoder import DenseDecoder, mismatch
 from stoker.engine.local.drawing import Drawing, longest_first
-from stoker.engine.local.memory_errors import is_out_of_memory
 from stoker.engine.local.slots import Slots
 from stoker.engine.local.stopping import stop_token_ids
 from stoker.errors import ModelError, RunError

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.dotted import nearest
 from stoker.errors import RewardError
-from stoker.rl.dotted import nearest
 from stoker.rl.rewards.answers import extract
 
 __all__ = [

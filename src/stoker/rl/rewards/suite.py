@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stoker.config import schema
+from stoker.dotted import nearest
 from stoker.errors import ConfigError, RewardError
-from stoker.rl.dotted import nearest
 from stoker.rl.rewards import audit
 from stoker.rl.rewards.answers import DEFAULT_FORMS, FORMS
 from stoker.rl.rewards.numeric import RELATIVE_TOLERANCE

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stoker.dotted import load
 from stoker.errors import RewardError
-from stoker.rl.dotted import load
 from stoker.rl.rewards.adapters import BATCHED, CALLS, Log, resolve
 from stoker.rl.rewards.wire import serve
 

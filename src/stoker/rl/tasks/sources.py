@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from stoker import dotted
 from stoker.config.task import DATA_SUFFIXES, Data
 from stoker.errors import DataError
-from stoker.rl import dotted
 from stoker.rl.tasks.files import BadRow, RawRow, read_file, read_folder
 
 __all__ = ["name_of", "read_source"]

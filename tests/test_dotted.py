@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker import dotted
 from stoker.errors import RewardError
-from stoker.rl import dotted
 
 
 def load(path: str) -> Callable[..., object]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from stoker.engine.local.memory_errors import is_out_of_memory
+from stoker.batch.out_of_memory import is_out_of_memory
 
 
 def test_a_real_allocation_that_fails() -> None:
