@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 __all__ = [
+    "BUILT_IN_REWARDS",
     "BelowOne",
     "Dtype",
     "Finite",
@@ -29,6 +30,7 @@ Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[\w .-]{0,60}$")]
 """Part of file names and of metric keys. Empty: one is made up."""
 Dtype = Literal["float32", "bfloat16", "float16"]
+BUILT_IN_REWARDS = ("math", "exact")
 
 
 class Section(BaseModel):

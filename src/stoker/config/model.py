@@ -16,7 +16,7 @@ class Model(Section):
     """Folder, GGUF file, Hugging Face name, or `embedded:tiny` (a small model that ships with stoker)."""
     from_scratch: bool = False
     """Build from the config with random weights of the run's seed instead of loading weights."""
-    dtype: Dtype | Literal["auto"] = "float32"
+    dtype: Literal[Dtype, "auto"] = "float32"
     """Compute weights; the optimizer keeps an fp32 master copy of 16-bit ones. `auto`: bfloat16 where this device
     multiplies faster in it (measured when the run starts, and kept for its life), else float32."""
     device: str = "auto"

@@ -7,10 +7,11 @@ generated answer, a *step* one rollout with its updates, an *update* one optimiz
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stoker.config.algorithm import RECIPES, Algorithm
 from stoker.config.base import (
+    BUILT_IN_REWARDS,
     BelowOne,
     Dtype,
     Finite,
@@ -25,6 +26,7 @@ from stoker.config.base import (
 )
 from stoker.config.model import Lora, Model, Reference
 from stoker.config.task import Source, Task, Validation, ValidationSet
+from stoker.dotted import nearest
 
 __all__ = [
     "Algorithm",
@@ -109,6 +111,16 @@ class Reward(Section):
     `math`, the algebra). The function then sees one prompt's samples at a time, and must depend on its arguments alone:
     not for a function that compares prompts or counts its calls. What it logs is averaged over the prompts."""
     kwargs: dict[str, Any] = {}
+
+    @field_validator("function")
+    @classmethod
+    def _known(cls, function: str) -> str:
+        if function in BUILT_IN_REWARDS or ":" in function:
+            return function
+        if function.endswith(".py"):
+            raise ValueError(f"'{function}' is a file: name the function in it, `{function}:fn`")
+        hint = nearest(function, list(BUILT_IN_REWARDS))
+        raise ValueError(f"no built-in reward '{function}'{hint}, or give `pkg.mod:fn` or `file.py:fn`")
 
 
 class Kl(Section):

@@ -198,11 +198,6 @@ def _own_process(config: schema.Reward, name: str) -> Math | User:
             config.timeout_s,
             config.on_timeout,
         )
-    if ":" not in config.function:
-        hint = nearest(config.function, ["math", "exact"])
-        raise ConfigError(
-            f"rewards: no built-in reward '{config.function}'{hint}, or give `pkg.mod:fn` or `file.py:fn`"
-        )
     return User(config, name)
 
 
