@@ -87,6 +87,7 @@ def test_dry_run_prints_config_plan_and_warnings_and_runs_nothing(run_file: Path
     assert done.exit_code == 0
     assert "temperature = 0.5" in done.output
     assert "4 x 4" in done.output
+    assert "KL to the reference: none (kl.coefficient = 0)" in done.output
     assert "warning: sampling.prompts_per_step = 4" in done.output
     assert not (tmp_path / "runs").exists()
 

@@ -32,7 +32,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options of `stoker` itself."""
@@ -166,6 +166,7 @@ def train(
 
 def _dry_run(config: Any, as_json: bool) -> None:
     from stoker.batch.plan import make, render
+    from stoker.config import leash
     from stoker.config.algorithm import describe
     from stoker.config.load import to_toml
     from stoker.config.paths import missing_files
@@ -180,7 +181,7 @@ def _dry_run(config: Any, as_json: bool) -> None:
         typer.echo(json.dumps({**facts, "missing_files": missing_files(config)}))
     else:
         typer.echo(to_toml(config))
-        typer.echo(f"{describe(config.algorithm)}\n")
+        typer.echo(f"{describe(config.algorithm)}\n{leash.describe(config)}\n")
         typer.echo(render(plan))
         if unknown:
             typer.echo(f"trained parameters: not known yet: {unknown}")

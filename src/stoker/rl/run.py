@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from stoker.batch.plan import BatchPlan
 from stoker.config import schema
+from stoker.config.leash import leash
 from stoker.record.clock import Clock
 from stoker.record.progress import Progress
 from stoker.record.write import Recorder
@@ -19,7 +20,7 @@ from stoker.rl.sampling import sample_record
 from stoker.rl.state import Evaluation, RunState
 from stoker.rl.types import Objective, Prompt, Scored, TrainRow
 
-__all__ = ["Run", "leash"]
+__all__ = ["Run"]
 
 
 class RewardSource(RewardPort, Protocol):
@@ -44,23 +45,6 @@ class Checkpoints(Protocol):
         ...
 
     def save(self, run: "Run") -> None: ...
-
-
-@dataclass(frozen=True)
-class Leash:
-    """How the KL to the reference enters: estimator and place, defaults resolved."""
-
-    estimator: str
-    in_reward: bool
-
-
-def leash(config: schema.RunConfig) -> Leash:
-    """k1 in the reward for PPO and its like, k2 as a loss for GRPO's kin, unless the run file says otherwise."""
-    in_reward = config.kl_placement == "reward"
-    estimator = config.kl.estimator
-    if estimator == "default":
-        estimator = "k1" if in_reward else "k2"
-    return Leash(estimator, in_reward)
 
 
 @dataclass
