@@ -65,6 +65,12 @@ def test_init_asks_for_what_no_option_gives(tmp_path: Path) -> None:
     assert (config.rewards[0].function, config.algorithm.name) == ("exact", "ppo")
 
 
+@pytest.mark.parametrize(("model", "reward"), [("embedded:tiny", "exact"), ("some/model", "math")])
+def test_init_proposes_a_reward_that_reads_the_models_answers(tmp_path: Path, model: str, reward: str) -> None:
+    assert runner.invoke(app, ["init", str(tmp_path / "run.toml"), "--yes", "--model", model]).exit_code == 0
+    assert config_load.load(tmp_path / "run.toml").rewards[0].function == reward
+
+
 @pytest.mark.parametrize(
     ("name", "text", "holdout"),
     [

@@ -75,21 +75,21 @@ def init(
 ) -> None:
     """Write a commented run file; asks for what the options leave open."""
     from stoker.config.algorithm import RECIPES
-    from stoker.config.init import ENOUGH_ROWS, Answers, name_of, template
+    from stoker.config.init import ENOUGH_ROWS, Answers, default_reward, name_of, template
 
     if path.exists() and not force:
         fail(f"{path} exists already: choose another name, or --force to replace it")
-    default = Answers()
     given = {"model": model, "data": data, "reward": reward, "algorithm": algorithm}
     questions = {
-        "model": "Model (folder, GGUF file, Hugging Face name)",
+        "model": "Model (folder, GGUF file, Hugging Face name; embedded:tiny is a small one, from scratch)",
         "data": "Data (JSONL, parquet, CSV, dataset name, pkg.mod:fn)",
-        "reward": "Reward (math, exact, or file.py:fn)",
+        "reward": "Reward (math: the final answer; exact: the whole answer; or your file.py:fn)",
         "algorithm": f"Algorithm ({', '.join(RECIPES)})",
     }
     for key, question in questions.items():
         if given[key] is None:
-            given[key] = getattr(default, key) if yes else typer.prompt(question, default=getattr(default, key))
+            default = default_reward(str(given["model"])) if key == "reward" else getattr(Answers, key)
+            given[key] = default if yes else typer.prompt(question, default=default)
     if given["algorithm"] not in RECIPES:
         fail(f"algorithm {given['algorithm']!r} is not known: {', '.join(RECIPES)}")
     answers = Answers(name=name_of(path.name), rows=_rows(str(given["data"]), ENOUGH_ROWS), **given)  # type: ignore[arg-type]

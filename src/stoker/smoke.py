@@ -123,6 +123,6 @@ def audit(config: RunConfig) -> list[AuditLine]:
     ]
     suite = rewards.build(config.rewards)
     try:
-        return suite.audit(prompts)
+        return suite.audit(prompts, taught=config.warm_start.updates > 0)
     finally:
         suite.close()

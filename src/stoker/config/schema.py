@@ -5,18 +5,15 @@ generated answer, a *step* one rollout with its updates, an *update* one optimiz
 *micro-batch* what one forward/backward holds. Derived numbers live in `stoker.batch.plan`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from stoker.config.algorithm import RECIPES, Algorithm
 from stoker.config.base import (
-    BUILT_IN_REWARDS,
     BelowOne,
     Dtype,
-    Finite,
     Fraction,
-    Name,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -25,8 +22,8 @@ from stoker.config.base import (
     Text,
 )
 from stoker.config.model import Lora, Model, Reference
+from stoker.config.reward import Reward
 from stoker.config.task import Source, Task, Validation, ValidationSet
-from stoker.dotted import nearest
 
 __all__ = [
     "Algorithm",
@@ -60,6 +57,7 @@ class WarmStart(Section):
     examples_per_update: PositiveInt = 64
     """Prompt-and-answer rows behind one optimizer step."""
     learning_rate: Positive = 1e-3
+    """The same for every update: no warm-up, no decay."""
     stop_at_loss: NonNegative = 0.0
     """Stop early once the smoothed loss (nats per token) is below this; 0: never."""
 
@@ -88,41 +86,6 @@ class Sampling(Section):
     once) and the model is of a family that stoker decodes itself; false: with PyTorch's operators alone."""
 
 
-class Reward(Section):
-    """One reward function; several are added by weight."""
-
-    function: Text
-    """`math`, `exact`, or a user's function `pkg.mod:fn` / `file.py:fn`."""
-    signature: Literal["auto", "trl", "verl", "openrlhf", "verifiers"] = "auto"
-    name: Name = ""
-    weight: Finite = 1.0
-    """Factor in the sum of rewards; may be negative."""
-    range: tuple[float, float] | None = None
-    """Values the function may return; None: the built-in's own, or [-1, 1]. Outside it: an error, never a scaling."""
-    timeout_s: Positive = 10.0
-    """Deadline for one answer's check."""
-    on_timeout: Finite | None = None
-    """Reward of an answer whose check passed its deadline; None: abstain."""
-    max_error_rate: Fraction = 0.0
-    """Share of a step's samples on which the function may raise before the run stops."""
-    workers: Annotated[int, Field(ge=0, le=256)] = 0
-    """0: one process, called once sampling has ended (trl and openrlhf signatures: with all samples together).
-    N: N processes, handed each prompt's samples as soon as all of them have ended, while others are still drawn (of
-    `math`, the algebra). The function then sees one prompt's samples at a time, and must depend on its arguments alone:
-    not for a function that compares prompts or counts its calls. What it logs is averaged over the prompts."""
-    kwargs: dict[str, Any] = {}
-
-    @field_validator("function")
-    @classmethod
-    def _known(cls, function: str) -> str:
-        if function in BUILT_IN_REWARDS or ":" in function:
-            return function
-        if function.endswith(".py"):
-            raise ValueError(f"'{function}' is a file: name the function in it, `{function}:fn`")
-        hint = nearest(function, list(BUILT_IN_REWARDS))
-        raise ValueError(f"no built-in reward '{function}'{hint}, or give `pkg.mod:fn` or `file.py:fn`")
-
-
 class Kl(Section):
     """The leash on the distance from the reference."""
 
@@ -134,7 +97,9 @@ class Kl(Section):
     placement: Literal["default", "reward", "loss"] = "default"
     """default: the algorithm's: reward for ppo, rloo, remax and reinforce_plus_plus, loss for the others."""
     level: Literal["token", "sequence"] = "token"
+    """Charge each token its own part, or each answer the sum over its tokens (docs/algorithms.md)."""
     adaptive: bool = False
+    """The coefficient follows the measured KL, towards `target`; false: it stays."""
     target: Positive = 6.0
     """Adaptive: nats per sequence, above the step-0 value."""
     horizon_samples: NonNegativeInt = 0
@@ -145,6 +110,7 @@ class Optimizer(Section):
     """The update rule and its learning-rate schedule (by samples seen)."""
 
     name: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    """AdamW keeps two numbers a parameter, SGD with momentum one, Adafactor far fewer."""
     learning_rate: Positive = 1e-6
     """At the peak, after warm-up."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
@@ -154,11 +120,13 @@ class Optimizer(Section):
     momentum: Fraction = 0.9
     """SGD only."""
     weight_decay: NonNegative = 0.0
+    """Decoupled: weights shrink by this times the learning rate in each update."""
     max_grad_norm: NonNegative = 1.0
     """0: no clipping."""
     warmup_fraction: Fraction = 0.03
     """Share of the run's samples over which the learning rate rises linearly."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls from its peak to the end of the run."""
     final_fraction: Fraction = 0.1
     """Learning rate at the end of a decay, relative to the peak."""
     skip_grad_norm_ratio: NonNegative = 0.0

@@ -95,9 +95,12 @@ class RewardSuite:
                 return value >= part.score.range[1]
         return False
 
-    def audit(self, prompts: Sequence[Prompt], rows: int = 8) -> list[audit.AuditLine]:
-        """Score known right, wrong, unparsable and gamed answers of the first `rows` prompts that have a reference."""
-        return audit.run(lambda samples: [s.reward for s in self._judge(samples, 0).scored], prompts, rows)
+    def audit(self, prompts: Sequence[Prompt], rows: int = 8, taught: bool = False) -> list[audit.AuditLine]:
+        """Score known right, wrong, unparsable and gamed answers of the first `rows` prompts that have a reference.
+
+        `taught`: a warm start teaches the references as they are.
+        """
+        return audit.run(lambda samples: [s.reward for s in self._judge(samples, 0).scored], prompts, rows, taught)
 
     def metrics(self) -> dict[str, float]:
         """Since the last call, per reward: mean and population std of the answered, and shares of all samples."""
