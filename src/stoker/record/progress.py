@@ -151,7 +151,7 @@ class Progress:
         if "reward/mean" in record:
             self._rewards.append(record["reward/mean"])
         if self._mode == "json":
-            self._json(record)
+            self._json({**record, "step": self._step})
         elif self._mode == "table":
             if self._rows == 0 or (self._live and self._rows % ROWS_PER_HEADER == 0):
                 self._console.print(self._header(), soft_wrap=True)
