@@ -28,8 +28,8 @@ A row a step, of these metrics:
 
 Held-out answers are greedy unless `validation.samples_per_prompt` is above 1; several sets count equally. An answer is
 *right* where the first reward that scored it gave the highest value of its range: 1 with `math` and `exact`, the upper
-end of `range` with your own function. A reward that never reaches that end has an accuracy of 0, however well the policy
-does: set `range` to what the function returns.
+end of `range` with your own function. A reward that never reaches that end has an accuracy of 0, however well the
+policy does: set `range` to what the function returns.
 
 ## The run folder
 

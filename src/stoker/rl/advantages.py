@@ -107,7 +107,10 @@ def estimator(name: str) -> Estimator:
     own = dotted.load(name, "algorithm.advantage", ConfigError)
 
     def checked(rewards: Array, greedy: Array | None) -> Array:
-        found = np.asarray(own(rewards.copy()), dtype=np.float64)
+        try:
+            found = np.asarray(own(rewards.copy()), dtype=np.float64)
+        except Exception as error:
+            raise RunError(f"advantage '{name}' raised\n{dotted.users_traceback(error)}") from error
         if found.shape != rewards.shape:
             raise RunError(f"advantage '{name}' returned shape {found.shape} for rewards of shape {rewards.shape}")
         if not np.isfinite(found[~np.isnan(rewards)]).all():
