@@ -136,6 +136,20 @@ def test_smoke_fails_where_the_reward_ranks_a_gamed_answer_with_the_right_one(ru
     assert "NOT OK  gamed" in done.output
 
 
+def test_a_failed_smoke_names_no_folder_that_is_gone(run_file: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--smoke", "task.max_prompt_tokens=1"])
+    assert done.exit_code == 1
+    assert "max_prompt_tokens" in done.output
+    assert "run folder" not in done.output and "--resume" not in done.output
+
+
+def test_try_of_a_folder_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    done = runner.invoke(app, ["try", str(tmp_path / "frist")])
+    assert done.exit_code == 1
+    assert "there is no folder" in done.output and "did you mean 'first'" in done.output
+
+
 def test_train_eval_and_try_end_to_end(run_file: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file)])
     assert done.exit_code == 0, done.output

@@ -178,7 +178,8 @@ def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
     run.recorder.event("end", ending, step=state.step)
     found = checkpoint.saved(attempt.folder.checkpoints)
     policy = found[0][1] / "policy" if found else None
-    lines = [f"{run.config.name} {ending}, at step {state.step}"]
+    whole = state.step == run.config.stop.steps
+    lines = [f"{run.config.name} {ending}" if whole else f"{run.config.name} {ending}, at step {state.step}"]
     try:
         recorded = read.Run.load(folder)
         write_text(folder / "curve.svg", learning_curve(recorded))
@@ -188,7 +189,7 @@ def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
     lines.append(f"run folder: {folder}")
     if policy is not None:
         lines.append(f"model: {policy}")
-    if state.step < run.config.stop.steps:
+    if not whole:
         lines.append(way_back(folder))
     run.display.final("\n".join(lines))
     return Result(folder, ending, state.step, tuple(state.evaluations), policy, attempt.interrupt.exit_code)

@@ -108,7 +108,11 @@ def small(config: RunConfig, runs_dir: str) -> RunConfig:
 def smoke(config: RunConfig, mode: Mode = "quiet") -> SmokeReport:
     """Run the small step in a temporary folder and audit the reward. Raises StokerError where a part fails."""
     with tempfile.TemporaryDirectory(prefix="stoker-smoke-") as folder:
-        result = train(small(config, folder), mode=mode)
+        try:
+            result = train(small(config, folder), mode=mode)
+        except BaseException as error:
+            error.__notes__ = []  # they tell of a run folder that is gone by then
+            raise
         run = Run.load(result.folder)
         samples = read_samples(result.folder / "samples" / "step_1.jsonl.gz")
         return SmokeReport(run.seconds_by_phase(), run.metrics[-1], samples, audit(config))

@@ -107,7 +107,8 @@ class Profiler:
         now, trace = self._run.clock.totals(), self._trace
         self._end(trace)
         seconds = {phase: total - self._before.get(phase, 0.0) for phase, total in now.items()}
-        self._run.display.say(f"profiled {len(self._records)} steps; writing the trace")
+        count = len(self._records)
+        self._run.display.say(f"profiled {count} step{'' if count == 1 else 's'}; writing the trace")
         try:
             _write_trace(trace, self._folder / "trace.json.gz")
             write_json(self._folder / "profile.json", self._report(seconds, events_of(trace)))
