@@ -118,8 +118,9 @@ def test_an_unknown_key_is_named_with_the_nearest_one(run_file: Path) -> None:
 def test_smoke_runs_one_step_and_audits_the_reward(run_file: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file), "--smoke", "--json"])
     assert done.exit_code == 0, done.output
-    report = [json.loads(line) for line in done.output.splitlines()][-1]
+    (report,) = [json.loads(line) for line in done.output.splitlines()]
     assert report["ok"]
+    assert report["notes"][0].startswith("problems: 60 rows, prompt from `prompt`")
     assert {"setup", "sample", "reward", "update", "checkpoint"} <= report["seconds"].keys()
     assert {line["kind"] for line in report["audit"]} == {"right", "wrong", "unparsable", "gamed"}
     assert not (tmp_path / "runs").exists()
@@ -134,6 +135,15 @@ def test_smoke_fails_where_the_reward_ranks_a_gamed_answer_with_the_right_one(ru
     done = runner.invoke(app, ["train", str(run_file), "--smoke", f'rewards.0.function="{reward}:anywhere"'])
     assert done.exit_code == 1
     assert "NOT OK  gamed" in done.output
+
+
+def test_smoke_warns_of_the_run_files_sizes_not_of_its_own(run_file: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--smoke", "sampling.prompts_per_step=24"])
+    assert done.exit_code == 0, done.output
+    assert "prompts_per_step" not in done.output
+    assert "-smoke" not in done.output  # no folder that is gone
+    done = runner.invoke(app, ["train", str(run_file), "--smoke", "rewards.0.function=math"])
+    assert "warning: in this step, no answer was found in 100% of the samples" in done.output
 
 
 def test_a_failed_smoke_names_no_folder_that_is_gone(run_file: Path) -> None:

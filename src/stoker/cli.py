@@ -192,7 +192,7 @@ def _dry_run(config: Any, as_json: bool) -> None:
 def _smoke(config: Any, as_json: bool) -> NoReturn:
     from stoker.smoke import smoke
 
-    report = smoke(config, "json" if as_json else "quiet")
+    report = smoke(config)
     typer.echo(json.dumps(report.to_json()) if as_json else str(report))
     raise typer.Exit(0 if report.ok else 1)
 
@@ -221,8 +221,10 @@ def evaluate(
         from stoker.evaluating import evaluate_model, table
 
         found = evaluate_model(model, load(run_file, overrides or []), samples)
-        typer.echo(json.dumps(found) if as_json else table(found))
+        typer.echo(json.dumps(found) if as_json else table(found, samples))
     except StokerError as error:
+        if as_json:
+            typer.echo(json.dumps({"event": "error", "text": str(error)}))
         fail(error)
 
 

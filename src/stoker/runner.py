@@ -140,6 +140,7 @@ def begin(run: Run, attempt: Attempt) -> None:
         for line in environment.differences(found.environment, run.checkpoints.environment):
             run.display.warn(f"not bit-exact with the run so far: {line}")
         run.recorder.event("resume", f"resumed from step {found.step}", step=found.step)
+        run.display.at_step(found.step)
         run.display.say(f"resumed from step {found.step}")
         return
     if run.config.warm_start.updates:

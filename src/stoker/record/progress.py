@@ -20,7 +20,7 @@ from stoker.record.write import encode
 
 __all__ = ["Eta", "Progress", "duration"]
 
-Mode = Literal["table", "quiet", "json"]
+Mode = Literal["table", "quiet", "json", "silent"]
 ROWS_PER_HEADER = 30
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 DOING = {
@@ -99,7 +99,7 @@ def held_out(record: Mapping[str, float]) -> float | None:
 
 class Progress:
     """table: rows that grow, with a live line below them on a terminal; json: one object a line; quiet: only
-    warnings and the final words.
+    warnings and the final words; silent: nothing.
     """
 
     def __init__(
@@ -142,6 +142,10 @@ class Progress:
     def advance(self, done: int, total: int, unit: str) -> None:
         """How far the phase is: done of total (0: not known) samples, tokens, ..."""
         self._done, self._total, self._unit = done, total, unit
+
+    def at_step(self, step: int) -> None:
+        """The run goes on after this step."""
+        self._step = step
 
     def step(self, record: Mapping[str, float]) -> None:
         """One row for a finished step; needs `step`, shows what else it finds."""
@@ -190,7 +194,7 @@ class Progress:
     def _words(self, event: str, text: str, style: str, prefix: str = "") -> None:
         if self._mode == "json":
             self._json({"event": event, "text": text})
-        else:
+        elif self._mode != "silent":
             self._console.print(Text(prefix + printable(text), style=style), soft_wrap=True)
 
     def _header(self) -> Text:

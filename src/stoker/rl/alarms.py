@@ -29,7 +29,7 @@ def _of_samples(record: Mapping[str, float], config: RunConfig) -> Iterator[Alar
     if record["sample/truncated"] == 1:
         yield (
             "truncated",
-            f"every answer was cut at max_new_tokens = {config.sampling.max_new_tokens}: no answer can be right. "
+            f"every answer was cut at max_new_tokens = {config.sampling.max_new_tokens}, and few such can be right. "
             "Raise sampling.max_new_tokens, or ask for shorter answers in the prompt",
         )
     # Elsewhere a group isn't the baseline, and may be a single sample.

@@ -76,9 +76,10 @@ def _cases(prompt: Prompt, right: str, wrong: str, form: str, taught: bool) -> l
         return form % answer
 
     listed = ", ".join(dict.fromkeys([wrong, right, *map(str, range(1, 10))]))
+    as_taught: list[tuple[Kind, str, str]] = [("right", TAUGHT, prompt.answer or "")] if taught else []
     return [
         ("right", "", write(right)),
-        *[("right", TAUGHT, prompt.answer or "")] * taught,
+        *as_taught,
         ("wrong", "", write(wrong)),
         ("unparsable", "", ""),
         ("unparsable", "", "I am not sure what is asked here"),
