@@ -63,7 +63,7 @@ class SmokeReport:
             "reward": f"mean {m.get('reward/mean', 0):.3f}, {m['reward/solved']:.0%} right, "
             f"{m['reward/unparsed']:.0%} without an answer, {m['reward/abstained']:.0%} not scored",
             "score": "log-probs of the reference and of older policies, values, as far as needed",
-            "update": f"{m['optim/updates']:.0f} optimizer steps, gradient norm "
+            "update": f"optimizer steps: {m['optim/updates']:.0f}, gradient norm "
             f"{m.get('optim/grad_norm', 0):.3g}; trainer and sampler differ by {m.get('policy/mismatch', 0):.1e} nats",
             "checkpoint": "saved everything that a resume needs",
         }
