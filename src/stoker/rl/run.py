@@ -85,7 +85,8 @@ class Run:
         if self.interrupt.received is not None:
             return f"stopped by {self.interrupt.received.name}"
         if self.state.step >= self.config.stop.steps:
-            return f"finished its {self.config.stop.steps} steps"
+            steps = self.config.stop.steps
+            return f"finished its {steps} step{'' if steps == 1 else 's'}"
         seen = self.state.evaluations
         if past_its_best(
             [e.reward for e in seen], [e.reward_error for e in seen], self.config.validation.early_stop_after
