@@ -42,7 +42,9 @@ RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", show_defau
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to the run file, as key=value: sampling.temperature=0.8 stop.steps=50.", show_default=False
+        help="Changes to the run file, as key=value: sampling.temperature=0.8 stop.steps=50 (docs/run-file.md has "
+        "every key).",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines.")]
