@@ -65,6 +65,16 @@ def test_init_asks_for_what_no_option_gives(tmp_path: Path) -> None:
     assert (config.rewards[0].function, config.algorithm.name) == ("exact", "ppo")
 
 
+def test_init_asks_again_for_an_algorithm_that_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    done = runner.invoke(app, ["init", str(path)], input="\n\n\nrlo\nrloo\n")
+    assert done.exit_code == 0, done.output
+    assert "algorithm 'rlo' is not known; did you mean 'rloo'?" in done.output
+    assert config_load.load(path).algorithm.name == "rloo"
+    refused = runner.invoke(app, ["init", str(tmp_path / "other.toml"), "--yes", "--algorithm", "rlo"])
+    assert refused.exit_code == 2 and "did you mean 'rloo'?" in refused.output
+
+
 @pytest.mark.parametrize(("model", "reward"), [("embedded:tiny", "exact"), ("some/model", "math")])
 def test_init_proposes_a_reward_that_reads_the_models_answers(tmp_path: Path, model: str, reward: str) -> None:
     assert runner.invoke(app, ["init", str(tmp_path / "run.toml"), "--yes", "--model", model]).exit_code == 0

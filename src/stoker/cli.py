@@ -63,6 +63,16 @@ def _rows(data: str, enough: int) -> int:
         return 0
 
 
+def _recipe(name: str) -> str:
+    """The name of an algorithm, if it is one. Raises typer.BadParameter."""
+    from stoker.config.algorithm import RECIPES
+    from stoker.dotted import nearest
+
+    if name not in RECIPES:
+        raise typer.BadParameter(f"algorithm '{name}' is not known{nearest(name, list(RECIPES))}")
+    return name
+
+
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write the run file.")] = Path("run.toml"),
@@ -91,9 +101,12 @@ def init(
     for key, question in questions.items():
         if given[key] is None:
             default = default_reward(str(given["model"])) if key == "reward" else getattr(Answers, key)
-            given[key] = default if yes else typer.prompt(question, default=default)
-    if given["algorithm"] not in RECIPES:
-        fail(f"algorithm {given['algorithm']!r} is not known: {', '.join(RECIPES)}")
+            check = _recipe if key == "algorithm" else None  # a wrong answer is asked again
+            given[key] = default if yes else typer.prompt(question, default=default, value_proc=check)
+    try:
+        _recipe(str(given["algorithm"]))
+    except typer.BadParameter as error:
+        fail(error.message)
     answers = Answers(name=name_of(path.name), rows=_rows(str(given["data"]), ENOUGH_ROWS), **given)  # type: ignore[arg-type]
     try:
         path.write_text(template(answers), encoding="utf-8")
