@@ -27,7 +27,8 @@ class Reward(Section):
     timeout_s: Positive = 10.0
     """Deadline for one answer's check."""
     on_timeout: Finite | None = None
-    """Reward of an answer whose check passed its deadline; None: abstain."""
+    """Reward of an answer whose check passed its deadline; None: abstain, or end the run where the call that passed it
+    scored several."""
     max_error_rate: Fraction = 0.0
     """Share of a step's samples on which the function may raise before the run stops."""
     workers: Annotated[int, Field(ge=0, le=256)] = 0
