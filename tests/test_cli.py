@@ -156,6 +156,13 @@ def test_smoke_warns_of_the_run_files_sizes_not_of_its_own(run_file: Path) -> No
     assert "warning: in this step, no answer was found in 100% of the samples" in done.output
 
 
+def test_eval_of_what_is_no_run_folder_needs_a_run_file(tmp_path: Path) -> None:
+    for words in ([], ["sampling.temperature=0.5"]):
+        done = runner.invoke(app, ["eval", str(tmp_path), *words])
+        assert done.exit_code == 2
+        assert "RUN_FILE" in done.output
+
+
 def test_a_failed_smoke_names_no_folder_that_is_gone(run_file: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file), "--smoke", "task.max_prompt_tokens=1"])
     assert done.exit_code == 1
@@ -177,7 +184,7 @@ def test_train_eval_and_try_end_to_end(run_file: Path, tmp_path: Path) -> None:
     run = str(tmp_path / "runs" / "run")
     measured = runner.invoke(app, ["eval", run, str(run_file), "--json"])
     assert json.loads(measured.output)["holdout"]["prompts"] == 8
-    sampled = runner.invoke(app, ["eval", run, str(run_file), "--samples", "4", "--json"])
+    sampled = runner.invoke(app, ["eval", run, "validation.samples_per_prompt=1", "--samples", "4", "--json"])
     assert "pass@4" in json.loads(sampled.output)["holdout"]
     answers = runner.invoke(app, ["try", run, "--prompt", "1+2=", "--samples", "2"])
     assert answers.exit_code == 0, answers.output

@@ -224,7 +224,9 @@ def _print_profile(folder: Path, as_json: bool) -> None:
 @app.command("eval")
 def evaluate(
     model: Annotated[str, typer.Argument(help="A run folder, checkpoint, model folder or Hugging Face name.")],
-    run_file: RunFile,
+    run_file: Annotated[
+        str | None, typer.Argument(help="The run file (TOML). Without it: the run folder's own.", show_default=False)
+    ] = None,
     overrides: Overrides = None,
     samples: Annotated[int, typer.Option(help="1: greedy. More: also pass@k and the mean over samples.", min=1)] = 1,
     as_json: Json = False,
@@ -232,10 +234,15 @@ def evaluate(
     """Measure a model on the run file's held-out prompts."""
     from stoker.config.load import load
 
+    changes, own = overrides or [], Path(model) / "config.toml"
+    if run_file is not None and "=" in run_file and not Path(run_file).exists():
+        run_file, changes = None, [run_file, *changes]  # an override where the run file may stand
+    if run_file is None and not own.is_file():
+        fail(f"{model} is no run folder, so its run file isn't known: stoker eval {shlex.quote(model)} RUN_FILE")
     try:
         from stoker.evaluating import evaluate_model, table
 
-        found = evaluate_model(model, load(run_file, overrides or []), samples)
+        found = evaluate_model(model, load(run_file or own, changes), samples)
         typer.echo(json.dumps(found) if as_json else table(found, samples))
     except StokerError as error:
         if as_json:
