@@ -236,7 +236,7 @@ def evaluate(
 
     changes, own = overrides or [], Path(model) / "config.toml"
     if run_file is not None and "=" in run_file and not Path(run_file).exists():
-        run_file, changes = None, [run_file, *changes]  # an override where the run file may stand
+        changes, run_file = [run_file, *changes], None  # an override where the run file may stand
     if run_file is None and not own.is_file():
         fail(f"{model} is no run folder, so its run file isn't known: stoker eval {shlex.quote(model)} RUN_FILE")
     try:
