@@ -46,6 +46,7 @@ def masked(query: Tensor, key: Tensor, value: Tensor, kinds: Tensor, scale: floa
         segments((5, 2, 7, 1), (2, 3)),  # lines of other prompts, numbers and lengths
         segments((1, 1)),
         segments((4, 6, 0, 2), (9, 1, 1, 1)),  # an answer of which nothing is fed
+        segments((4, 0, 0), (2, 0)),  # and none of which anything is
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
