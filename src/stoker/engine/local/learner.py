@@ -61,17 +61,16 @@ class LocalLearner:
         self._tokenizer = tokenizer
         self._total_samples = total_samples
         self._budget = TokenBudget(config.update.tokens_per_microbatch, model.device)
-        self._policy = ScoringModel(model, config.update.logits_per_chunk, compiled=config.update.compiled)
+        compiled, gib = config.update.compiled, config.update.activation_gib
+        self._policy = ScoringModel(model, config.update.logits_per_chunk, compiled=compiled)
         self._reference: Reference | None = named_reference(config, model)
         self._critic = start_critic(config, model) if config.algorithm.needs_critic else None
-        self._limits: dict[Role, ActivationLimit] = {
-            "policy": ActivationLimit(model, self._policy, config.update.activation_gib)
-        }
+        self._limits: dict[Role, ActivationLimit] = {"policy": ActivationLimit(model, self._policy, gib)}
+        optimizer = MasterOptimizer(model, config.optimizer, exact, compiled=compiled)
+        self._optimizers: dict[Role, MasterOptimizer] = {"policy": optimizer}
         if self._critic is not None:
-            self._limits["critic"] = ActivationLimit(self._critic.trunk, self._critic, config.update.activation_gib)
-        self._optimizers: dict[Role, MasterOptimizer] = {"policy": MasterOptimizer(model, config.optimizer, exact)}
-        if self._critic is not None:
-            self._optimizers["critic"] = MasterOptimizer(self._critic, config.critic.optimizer)
+            self._limits["critic"] = ActivationLimit(self._critic.trunk, self._critic, gib)
+            self._optimizers["critic"] = MasterOptimizer(self._critic, config.critic.optimizer, compiled=compiled)
         self._guards = {role: NormGuard(self._settings(role).skip_grad_norm_ratio) for role in self._optimizers}
         self._pending: dict[Role, str] = {}  # roles with a gradient, and the loss it came from
         self._pending_samples: list[str] = []
