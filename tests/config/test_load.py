@@ -240,6 +240,10 @@ def test_to_toml_round_trips_exactly(
         ({"kl": {"estimator": "k1"}}, "k1' in the loss (the default of grpo and its kin) has no gradient but that of"),
         ({"kl": {"estimator": "k3"}, "algorithm": {"name": "ppo"}}, "is only right with kl.estimator = 'k1'"),
         ({"kl": {"adaptive": True, "coefficient": 0.0}}, "nothing to adapt at kl.coefficient = 0"),
+        (
+            {"kl": {"adaptive": True, "horizon_samples": 25}},
+            "kl.horizon_samples = 25 is too short for steps of 128 samples: set it above 25",
+        ),
     ],
 )
 def test_values_that_would_break_a_run_later_are_refused_at_once(patch: dict[str, object], expected: str) -> None:
