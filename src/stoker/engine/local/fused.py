@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from stoker.engine.local.compiled_math import GELU, NAMES, SILU
 from stoker.engine.local.compiler import Library, arithmetic, load_library
 from stoker.engine.local.dense import FAMILIES
-from stoker.engine.local.layouts import float32, int32, int64, pointer
+from stoker.engine.local.structures import float32, int32, int64, pointer
 
 __all__ = ["fuse", "prepare_update"]
 
@@ -26,8 +26,10 @@ _BLOCK = 64
 
 
 def prepare_update(model: PreTrainedModel, *, compiled: bool) -> str:
-    """Fuse the model's norms and gates where that is asked for and can be; what then computes them, for a manifest."""
-    fits = model.device.type == "cpu" and model.dtype in NAMES and any(map(_fused, model.modules()))
+    """Fuse the model's norms and gates where that is asked for and can be; what then computes an update, for a
+    manifest: of a model of which nothing is fused still attention's backward pass (block_attention.py).
+    """
+    fits = model.device.type == "cpu" and model.dtype in NAMES
     library = load_library() if compiled and fits else None
     if not isinstance(library, Library):
         return arithmetic(None)
