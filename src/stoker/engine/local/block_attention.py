@@ -25,7 +25,7 @@ from stoker.engine.local.compiler import Library
 from stoker.engine.local.step_math import attend_part, merge_parts
 from stoker.engine.local.structures import Mask, float32, int32, int64, pointer
 
-__all__ = ["Blocks", "blocks_of", "take_over"]
+__all__ = ["Blocks", "blocks_of", "give_back", "take_over"]
 
 _NAME = "stoker_blocks"
 _LONGEST = {torch.bfloat16: 1024, torch.float32: 192}
@@ -99,6 +99,13 @@ def take_over(model: PreTrainedModel) -> bool:
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     config._attn_implementation = _NAME
     return True
+
+
+def give_back(model: PreTrainedModel) -> None:
+    """Undo `take_over`."""
+    config = model.config.get_text_config()
+    if config._attn_implementation == _NAME:
+        config._attn_implementation = "sdpa"
 
 
 def _attention(
