@@ -109,7 +109,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     model = load_model(source, config.seed)
     parameters = count_parameters(model)
     adapters = adapters_to_train(model, config, source.path)
-    update_arithmetic = prepare_update(model, compiled=config.update.compiled)
+    norms_and_gates = prepare_update(model, compiled=config.update.compiled)
     plan = batch_plan.make(config, parameters, count_parameters(model, trained=True))
     exact = exact_weights(source, model, config.seed) if adapters is None else {}
     learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples, adapters=adapters, exact=exact)
@@ -120,7 +120,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
         device=str(model.device),
         threads=torch.get_num_threads(),
         sampling=sampler.arithmetic,
-        update=update_arithmetic,
+        update=f"norms and gates: {norms_and_gates}; attention: {learner.arithmetic}",
     )
     for warning in plan.warnings:
         attempt.recorder.event("warning", warning)

@@ -26,10 +26,8 @@ _BLOCK = 64
 
 
 def prepare_update(model: PreTrainedModel, *, compiled: bool) -> str:
-    """Fuse the model's norms and gates where that is asked for and can be; what then computes an update, for a
-    manifest: of a model of which nothing is fused still attention's backward pass (block_attention.py).
-    """
-    fits = model.device.type == "cpu" and model.dtype in NAMES
+    """Fuse the model's norms and gates where that is asked for and can be; what then computes them, for a manifest."""
+    fits = model.device.type == "cpu" and model.dtype in NAMES and any(map(_fused, model.modules()))
     library = load_library() if compiled and fits else None
     if not isinstance(library, Library):
         return arithmetic(None)

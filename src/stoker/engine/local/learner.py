@@ -57,8 +57,7 @@ class LocalLearner:
         """`adapters`: those in the model that are trained; None: all its weights are. `exact`: see MasterOptimizer."""
         self._config = config
         self._model = model
-        self._adapters = adapters
-        self._tokenizer = tokenizer
+        self._adapters, self._tokenizer = adapters, tokenizer
         self._total_samples = total_samples
         self._budget = TokenBudget(config.update.tokens_per_microbatch, model.device)
         compiled, gib = config.update.compiled, config.update.activation_gib
@@ -87,6 +86,11 @@ class LocalLearner:
         tokens, share = self._budget.tokens, self._budget.share
         limited = [note for limit in self._limits.values() for note in limit.notes(tokens, longest, share)]
         return [*adapted, *self._policy.notes, *limited, *self._budget.notes]
+
+    @property
+    def arithmetic(self) -> str:
+        """What computes attention's backward pass of an update, for a manifest."""
+        return self._policy.arithmetic
 
     # -- the two verbs ---------------------------------------------------------------------------
 
@@ -170,7 +174,8 @@ class LocalLearner:
 
     def _add_gradients(self, role: Role, rows: Sequence[TrainRow], objective: Objective) -> Tally:
         tally = Tally(objective)
-        for lines in self._budget.microbatches(rows, self._sharing_width(role)):
+        scorer = self._critic if role == "critic" and self._critic is not None else self._policy
+        for lines in self._budget.microbatches(rows, scorer.sharing_width):
             micro = collate(rows, lines, self._model.device)
             self._limits[role].apply(micro, self._budget.share)
             terms, weights = self._terms(role, micro), micro.column("weights")
@@ -186,10 +191,6 @@ class LocalLearner:
         if role == "critic" and self._critic is not None:
             return value_terms(micro, self._critic(micro))
         return policy_terms(micro, self._policy(micro))
-
-    def _sharing_width(self, role: Role) -> int:
-        scorer = self._critic if role == "critic" and self._critic is not None else self._policy
-        return scorer.sharing_width
 
     def _grad_scale(self, rows: Sequence[TrainRow]) -> float:
         """float16 can't hold the gradient of a loss over thousands of tokens: lift a token's weight to about 1."""
