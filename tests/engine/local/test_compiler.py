@@ -77,14 +77,17 @@ def test_a_compiler_that_does_nothing_is_said(fresh: Path, tmp_path: Path, monke
 
 
 @needs_compiler
-def test_a_damaged_library_is_compiled_again(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damage", ["cut", "empty"])
+def test_a_damaged_library_is_compiled_again(fresh: Path, damage: str) -> None:
+    """One cut behind its headers would be opened, and end the process at the first look at what is missing."""
     with pytest.MonkeyPatch.context() as usual:
         usual.delenv("XDG_CACHE_HOME")
         before = load_library()
+        kept = compiler._folder()
     assert isinstance(before, Library)
     damaged = fresh / compiler._name(before.compiler)
     damaged.parent.mkdir(mode=0o700, parents=True)
-    damaged.write_bytes(bytes(4096))
+    damaged.write_bytes((kept / damaged.name).read_bytes()[: 4096 if damage == "cut" else 0])
     load_library.cache_clear()
     after = load_library()
     assert isinstance(after, Library) and after.seconds > 0 and after.tiles == before.tiles

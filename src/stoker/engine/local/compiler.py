@@ -1,8 +1,8 @@
 """Compiles the C++ of decoding and of updates for this machine's processor, once, and loads it.
 
 The library is kept in the user's cache folder under a name that its source, its compiler and the processor make, so
-a change of any of them compiles anew, and machines that share a home folder don't share code. One that can't be
-opened (a damaged file) is compiled again.
+a change of any of them compiles anew, and machines that share a home folder don't share code. It ends with the hash of
+what comes before, and one that doesn't is compiled again: opening a file that was cut short would end the process.
 """
 
 import ctypes
@@ -31,6 +31,7 @@ _UNITS, _HEADERS = (
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 _SECONDS = 120
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -75,14 +76,8 @@ def _load() -> Library | str:
         return f"no C++ compiler was found ({', '.join(_COMPILERS)}, or CXX)"
     compiler = next(iter(_run([path, "--version"]).splitlines()), Path(path).name)
     kept = _folder() / _name(compiler)
-    seconds = 0.0 if kept.exists() else _compile(path, kept)
-    try:
-        functions = ctypes.CDLL(str(kept))
-    except OSError:
-        if seconds:
-            raise
-        seconds = _compile(path, kept)
-        functions = ctypes.CDLL(str(kept))
+    seconds = 0.0 if _is_whole(kept) else _compile(path, kept)
+    functions = ctypes.CDLL(str(kept))
     return Library(functions, bool(functions.has_tiles()), compiler, seconds)
 
 
@@ -101,9 +96,23 @@ def _compile(path: str, kept: Path) -> float:
         _run([path, *_FLAGS, *map(str, _UNITS), "-o", str(built)])
         if not built.exists():
             raise OSError(f"{Path(path).name} ended without an error and without a library")
-        fsync_path(built)  # a power cut must not leave a file of holes under the library's name
+        digest = _digest(built.read_bytes())
+        with built.open("ab") as file:  # what loads libraries doesn't look there
+            file.write(digest)
+        fsync_path(built)  # a disk that is full may say so only now
         built.replace(kept)  # whole or not at all, whoever else compiles it
     return time.monotonic() - started
+
+
+def _is_whole(kept: Path) -> bool:
+    if not kept.is_file():
+        return False
+    data = kept.read_bytes()
+    return _digest(data[:-_DIGEST_BYTES]) == data[-_DIGEST_BYTES:]
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def _folder() -> Path:
