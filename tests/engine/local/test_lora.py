@@ -420,7 +420,7 @@ def test_a_resume_with_or_without_adapters_says_what_changed(make_lora_learner: 
     make_lora_learner(build(CARRIES["llama"]), lora={"rank": 0}).save(tmp_path / "whole")
     with pytest.raises(CheckpointError, match=r"holds adapters, and lora\.rank = 0"):
         make_lora_learner(build(CARRIES["llama"]), lora={"rank": 0}).load(tmp_path / "adapters")
-    with pytest.raises(CheckpointError, match=r"asks for more than the saved one \(a critic, adapters"):
+    with pytest.raises(CheckpointError, match=r"asks for more than the saved one"):
         make_lora_learner(build(CARRIES["llama"])).load(tmp_path / "whole")
 
 

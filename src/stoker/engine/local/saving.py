@@ -115,8 +115,9 @@ def load_json(path: Path) -> dict[str, Any]:
 def _require(path: Path) -> None:
     if not path.is_file():
         raise CheckpointError(
-            f"{path} isn't there: use an earlier checkpoint; or, where the run file asks for more than the saved one "
-            "(a critic, adapters, a leash), resume with the saved config.toml, or start a new run with start_from"
+            f"can't read {path}, which isn't there: use an earlier checkpoint; or, where the run file asks for more "
+            "than the saved one (a critic, adapters, a leash), resume with the saved config.toml, or start a new run "
+            "with start_from"
         )
 
 
