@@ -120,7 +120,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
         device=str(model.device),
         threads=torch.get_num_threads(),
         sampling=sampler.arithmetic,
-        update=f"norms and gates: {norms_and_gates}; attention: {learner.arithmetic}",
+        update=_update_arithmetic(norms_and_gates, learner.arithmetic),
     )
     for warning in plan.warnings:
         attempt.recorder.event("warning", warning)
@@ -147,6 +147,12 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
         run.watchers.append(attempt.closing.enter_context(Profiler(run, model, attempt.folder.path, profile_steps)))
     _write_facts(attempt.folder, config, plan, facts)
     return run
+
+
+def _update_arithmetic(norms_and_gates: str, attention: str) -> str:
+    """What computes an update, for a manifest."""
+    same = norms_and_gates == attention
+    return attention if same else f"norms and gates {norms_and_gates}, attention {attention}"
 
 
 def add_trackers(run: Run, attempt: Attempt) -> None:
