@@ -158,8 +158,9 @@ def _load_reference(run: Run, folder: Path) -> None:
         run.learner.load_reference(folder)
     except CheckpointError as error:
         raise CheckpointError(
-            f"the run's reference model can't be restored ({error}). Bring {folder} back from a copy; without it the "
-            "run can't go on as it was: start a new one with start_from"
+            f"the run's reference model can't be restored ({error}). Where the run file has another model, leash or "
+            f"lora.rank than the run began with, resume with the saved config.toml; else bring {folder} back from a "
+            "copy; without it the run can't go on as it was: start a new one with start_from"
         ) from error
 
 

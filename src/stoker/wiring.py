@@ -97,6 +97,8 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     source = policy_source(config)
     attempt.display.phase("setup")
     torch.manual_seed(config.seed)  # a model's own code may draw; stoker's draws don't use torch's generator
+    for of_user in (advantages.estimator, losses.surrogate):
+        of_user.cache_clear()  # a user's file may be another than in this process's last run
     if not config.algorithm.needs_critic:
         advantages.estimator(config.algorithm.advantage)
     losses.surrogate(config.algorithm.loss)
@@ -107,7 +109,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     model = load_model(source, config.seed)
     parameters = count_parameters(model)
     adapters = adapters_to_train(model, config, source.path)
-    update_arithmetic = prepare_update(model, compiled=config.update.compiled)
+    norms_and_gates = prepare_update(model, compiled=config.update.compiled)
     plan = batch_plan.make(config, parameters, count_parameters(model, trained=True))
     exact = exact_weights(source, model, config.seed) if adapters is None else {}
     learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples, adapters=adapters, exact=exact)
@@ -118,7 +120,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
         device=str(model.device),
         threads=torch.get_num_threads(),
         sampling=sampler.arithmetic,
-        update=update_arithmetic,
+        update=_update_arithmetic(norms_and_gates, learner.arithmetic),
     )
     for warning in plan.warnings:
         attempt.recorder.event("warning", warning)
@@ -145,6 +147,12 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
         run.watchers.append(attempt.closing.enter_context(Profiler(run, model, attempt.folder.path, profile_steps)))
     _write_facts(attempt.folder, config, plan, facts)
     return run
+
+
+def _update_arithmetic(norms_and_gates: str, attention: str) -> str:
+    """What computes an update, for a manifest."""
+    same = norms_and_gates == attention
+    return attention if same else f"norms and gates {norms_and_gates}, attention {attention}"
 
 
 def add_trackers(run: Run, attempt: Attempt) -> None:

@@ -235,11 +235,17 @@ def test_to_toml_round_trips_exactly(
         ({"rewards": [{"function": "math", "weight": float("inf")}]}, "must be a finite number"),
         ({"optimizer": {"betas": [1.0, 0.9]}}, "optimizer.betas.0 = 1.0: must be less than 1"),
         ({"sampling": {"temperature": 1e-300}}, "must be greater than or equal to 0.001"),
+        ({"algorithm": {"clip_high": 1e39}}, "clip_high = 1e+39 is more than float32 holds: use at most 3.4e+38"),
+        ({"critic": {"optimizer": {"eps": 1e300}}}, "eps = 1e+300 is more than float32 holds"),
         ({"rewards": [{"function": "math", "workers": 100_000}]}, "must be less than or equal to 256"),
         ({"sampling": {"stop": [""]}}, "sampling.stop.0 = '': must not be empty"),
         ({"kl": {"estimator": "k1"}}, "k1' in the loss (the default of grpo and its kin) has no gradient but that of"),
         ({"kl": {"estimator": "k3"}, "algorithm": {"name": "ppo"}}, "is only right with kl.estimator = 'k1'"),
         ({"kl": {"adaptive": True, "coefficient": 0.0}}, "nothing to adapt at kl.coefficient = 0"),
+        (
+            {"kl": {"adaptive": True, "horizon_samples": 25}},
+            "kl.horizon_samples = 25 is too short for steps of 128 samples: set it above 25",
+        ),
     ],
 )
 def test_values_that_would_break_a_run_later_are_refused_at_once(patch: dict[str, object], expected: str) -> None:

@@ -151,6 +151,10 @@ def holes(rewards):
 
 def raises(rewards):
     return rewards.average()
+
+
+def words(rewards):
+    return [["good", "bad"]]
 """
 
 
@@ -164,6 +168,8 @@ def test_a_users_own_advantage_by_path(tmp_path):
         group_relative([[5, 7]], "none", f"{file}:holes")
     with pytest.raises(RunError, match=r"raises' raised\n(.|\n)*no attribute 'average'"):
         group_relative([[5, 7]], "none", f"{file}:raises")
+    with pytest.raises(RunError, match=r"advantage '.*:words' returned what isn't an array of numbers"):
+        group_relative([[5, 7]], "none", f"{file}:words")
     with pytest.raises(ConfigError, match=r"algorithm.advantage .* has no 'rank'; did you mean 'ranks'"):
         estimator(f"{file}:rank")
 

@@ -185,6 +185,10 @@ def raises(terms, log_ratio, objective):
 
 def greedy(terms, log_ratio, objective):
     raise MemoryError
+
+
+def constant(terms, log_ratio, objective):
+    return terms.advantages
 """
 
 
@@ -203,6 +207,10 @@ def test_a_users_own_loss_by_path(tmp_path):
     assert "losses.py" not in str(told.value)  # the user's lines, not stoker's
     with pytest.raises(MemoryError):  # the learner tries again with smaller micro-batches
         evaluate(terms, Objective("policy", surrogate=f"{file}:greedy"))
+    constant = Objective("policy", surrogate=f"{file}:constant")
+    assert evaluate(terms, constant)[0].item() == 3.0  # no gradient is asked for here
+    with pytest.raises(RunError, match=r"loss '.*:constant' returned a tensor without a gradient"):
+        evaluate(replace(terms, logprobs=row(0.0, grad=True)), constant)
     with pytest.raises(ConfigError, match=r"algorithm.loss .* has no 'square'"):
         surrogate(f"{file}:square")
 

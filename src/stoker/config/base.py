@@ -1,8 +1,8 @@
 """What every table of the run file builds on: its strictness and its kinds of number."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 __all__ = [
     "BUILT_IN_REWARDS",
@@ -31,9 +31,19 @@ Name = Annotated[str, Field(pattern=r"^[\w .-]{0,60}$")]
 """Part of file names and of metric keys. Empty: one is made up."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 BUILT_IN_REWARDS = ("math", "exact")
+_LARGEST = 3.4e38
+"""About what float32 holds, in which these numbers meet tensors."""
 
 
 class Section(BaseModel):
     """A frozen table of the run file; an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="after")
+    def _fits_tensors(self) -> Self:
+        for key in type(self).model_fields:
+            value = getattr(self, key)
+            if isinstance(value, float) and abs(value) > _LARGEST:
+                raise ValueError(f"{key} = {value:g} is more than float32 holds: use at most {_LARGEST:g}")
+        return self

@@ -24,7 +24,7 @@ class Model(Section):
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for compute; 0: what torch takes (one for each core, or OMP_NUM_THREADS)."""
     attention: Literal["sdpa", "eager"] = "sdpa"
-    """transformers' attention implementation for training."""
+    """transformers' attention implementation for training; of some models (Gemma 2, BLOOM) it has `eager` alone."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for sources you trust."""
 

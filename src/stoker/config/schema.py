@@ -105,6 +105,17 @@ class Kl(Section):
     horizon_samples: NonNegativeInt = 0
     """Adaptive: samples over which the coefficient moves; 0: 5 % of the run's samples."""
 
+    def conflict(self, samples_per_step: int) -> str | None:
+        """What makes an adaptive leash impossible, and the way out."""
+        if self.adaptive and not self.coefficient:
+            return "kl.adaptive = true has nothing to adapt at kl.coefficient = 0: set one above 0"
+        if self.adaptive and 0 < 5 * self.horizon_samples <= samples_per_step:  # see `rl.kl.AdaptiveKl`
+            return (
+                f"kl.horizon_samples = {self.horizon_samples} is too short for steps of {samples_per_step} samples: "
+                f"set it above {samples_per_step // 5}, better to several steps' worth"
+            )
+        return None
+
 
 class Optimizer(Section):
     """The update rule and its learning-rate schedule (by samples seen)."""
@@ -161,8 +172,8 @@ class Update(Section):
     as it takes, keep only their input and are computed again. Changes memory and speed, never the gradient. 0: all
     layers; left out: none."""
     compiled: bool = True
-    """On a CPU: norms, gates and attention's backward pass by functions compiled for its processor, where there is a
-    C++ compiler (Linux) and the model is of a family that stoker decodes itself; false: by PyTorch's operators."""
+    """On a CPU: attention's backward pass, sums of gradients and, of the families that stoker decodes itself, norms and
+    gates by functions compiled for its processor, where there is a C++ compiler (Linux); false: PyTorch's operators."""
 
 
 class Stop(Section):
@@ -253,9 +264,10 @@ class RunConfig(Section):
                 "kl.estimator = 'k1' in the loss (the default of grpo and its kin) has no gradient but that of "
                 "its importance weight, which is noisier than k2's: use 'k2' (or 'k3'), or kl.placement = 'reward'"
             )
-        if self.kl.adaptive and not self.kl.coefficient:
-            raise ValueError("kl.adaptive = true has nothing to adapt at kl.coefficient = 0: set one above 0")
-        if conflict := self.lora.conflict(self.algorithm.needs_critic, self.model, self.reference, self.start_from):
+        conflict = self.kl.conflict(step) or self.lora.conflict(
+            self.algorithm.needs_critic, self.model, self.reference, self.start_from
+        )
+        if conflict:
             raise ValueError(conflict)
         return self
 

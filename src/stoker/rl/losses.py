@@ -157,6 +157,8 @@ def surrogate(name: str) -> Surrogate:
                 f"loss '{name}' returned {found}: a tensor of shape {tuple(log_ratio.shape)} is needed, a value for "
                 "each token; masks and means are stoker's"
             )
+        if log_ratio.requires_grad and not loss.requires_grad:
+            raise RunError(f"loss '{name}' returned a tensor without a gradient: use log_ratio or terms.logprobs")
         return loss, {}
 
     return checked
