@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from stoker import runner, wiring
+from stoker import runner
 from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
+from stoker.engine.local import assembly
 from stoker.engine.local.critic import start_critic
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import load_model
@@ -305,7 +306,7 @@ def test_a_lost_reference_is_named_with_what_to_do(make_config: Callable[..., Ru
 def test_failure_05_an_unwritable_run_folder_fails_before_the_model_loads(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(assembly, "load_model", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="can't be written"):
         quiet(make_config(f'runs_dir="{tmp_path / "file"}"'))
@@ -392,7 +393,7 @@ def test_failure_23_everything_truncated_alarms_with_length_advice(
 def test_failure_25_too_few_rows_are_found_before_the_model_loads(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(assembly, "load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(DataError, match=r"52 training rows .*prompts_per_step = 64"):
         quiet(make_config("sampling.prompts_per_step=64"))
 
