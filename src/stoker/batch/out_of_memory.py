@@ -21,6 +21,7 @@ _DOUBTFUL = (
     "failed to map segment from shared object",  # a library that is loaded late
     "unable to mmap",
     "Cannot allocate memory",
+    "error return without exception set",  # CPython, where memory ended within a failing call
 )
 _CRASHED = ("std::bad_alloc", "MemoryError", "Cannot allocate memory", "out of memory", "can't allocate memory")
 

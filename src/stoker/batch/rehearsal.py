@@ -14,7 +14,7 @@ from stoker.batch.limits import Meter
 from stoker.batch.target import Target, Workload
 from stoker.errors import DataError, RunError
 
-__all__ = ["Rehearsal", "parts_of", "rehearse"]
+__all__ = ["Rehearsal", "parts_of", "rehearse", "states_per_weight"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,18 @@ def parts_of(target: Target) -> dict[str, int]:
         "states": sum(value.nbytes for value in tree_leaves(states) if isinstance(value, Tensor)),
         "buffers": sum(buffer.nbytes for buffer in target.model.buffers()),
     }
+
+
+def states_per_weight(optimizer: torch.optim.Optimizer) -> float | None:
+    """Numbers that the optimizer will keep for each weight it trains; None for an optimizer that isn't known here."""
+    settings, name = optimizer.defaults, type(optimizer).__name__
+    if name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax"):
+        return 3.0 if settings.get("amsgrad") else 2.0
+    if name == "SGD":
+        return 1.0 if settings.get("momentum") else 0.0
+    if name == "RMSprop":
+        return 1.0 + bool(settings.get("momentum")) + bool(settings.get("centered"))
+    return {"Adagrad": 1.0, "Muon": 1.0}.get(name)
 
 
 def _check(shapes: list[tuple[tuple[int, ...], str]], size: int, longest: int | None, unit: str) -> None:

@@ -18,12 +18,12 @@ import torch
 
 from stoker.batch.limits import Meter, capacity_bytes, warm_up
 from stoker.batch.out_of_memory import is_out_of_memory, may_be_out_of_memory
-from stoker.batch.rehearsal import rehearse
+from stoker.batch.rehearsal import rehearse, states_per_weight
 from stoker.batch.target import Maker, Target, Workload
 from stoker.batch.trace import trace
 from stoker.errors import StokerError
 
-__all__: list[str] = []
+__all__ = ["described", "ended_by"]
 
 Say = Callable[..., None]
 _TRACED = (2, 4)
@@ -53,24 +53,24 @@ def _try(request: dict[str, Any], say: Say) -> dict[str, Any]:
 
 
 def _inspect(request: dict[str, Any], say: Say) -> dict[str, Any]:
-    """What is known of the target without a step."""
     workload, _ = _made(request)
+    return {"end": "ran"} | described(workload)
+
+
+def described(workload: Workload) -> dict[str, Any]:
+    """What is known of a target without a step: unit, most, device, capacity and, where it shows them, its layers."""
     device = workload.device
-    found: dict[str, Any] = {"unit": workload.unit, "most": workload.most, "device": str(device)}
+    found = {"unit": workload.unit, "most": workload.most, "device": str(device), "trace": None}
     found["capacity_bytes"] = capacity_bytes(device)
-    found["trace"], found["untraced"] = traced(workload)
-    return {"end": "ran"} | found
-
-
-def traced(workload: Workload) -> tuple[dict[str, Any] | None, str]:
-    """What the target's layers keep, or why that isn't known."""
     if not isinstance(workload, Target):
-        return None, f"a {type(workload).__name__} doesn't show its model"
+        return found | {"untraced": f"a {type(workload).__name__} doesn't show its model"}
     sizes = _TRACED if workload.most is None or workload.most >= _TRACED[1] else (1, 2)
     try:
-        return trace(workload, sizes).to_json(), ""
+        seen = trace(workload, sizes).to_json()
     except StokerError as error:
-        return None, str(error)
+        return found | {"untraced": str(error)}
+    optimizer = {"states_per_weight": states_per_weight(workload.optimizer), "device": device.type}
+    return found | {"trace": seen | optimizer, "untraced": ""}
 
 
 def _made(request: dict[str, Any]) -> tuple[Workload, Meter]:
