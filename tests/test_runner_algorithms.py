@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.engine.local import assembly
 from stoker.config.algorithm import RECIPES
 from stoker.config.schema import RunConfig
+from stoker.engine.local import assembly
 from stoker.errors import ConfigError
 from stoker.record.metrics import undescribed
 from stoker.record.read import Run, read_samples

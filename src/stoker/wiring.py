@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from stoker.batch import plan as batch_plan
+from stoker.batch.certificate import Trial
 from stoker.config import load as config_load
 from stoker.config import secrets
 from stoker.config.schema import RunConfig
+from stoker.engine.fitting import explained, fit_microbatch
 from stoker.engine.local.assembly import assemble, policy_source
 from stoker.engine.local.load import count_planned, load_tokenizer
 from stoker.engine.profiling import Profiler
@@ -22,7 +24,7 @@ from stoker.record import environment
 from stoker.record.clock import Clock
 from stoker.record.disk import Patience, write_json, write_text
 from stoker.record.folder import RunFolder
-from stoker.record.progress import Mode, Progress
+from stoker.record.progress import Mode, Progress, duration
 from stoker.record.write import Recorder
 from stoker.rl import advantages, losses, rewards, tasks
 from stoker.rl.interrupt import Interrupt
@@ -84,6 +86,10 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     attempt.closing.callback(suite.close)
     tokenizer = load_tokenizer(policy_source(config))
     data = tasks.load(config, tokenizer, rows)
+    if config.update.tokens_per_microbatch == "auto":
+        prompts = [prompt for found in data.validation.values() for prompt in found]
+        longest = max([data.train.longest, *(len(prompt.token_ids) for prompt in prompts)])
+        config = _fitted(config, attempt, longest)
     engine = assemble(config, tokenizer)
     plan, learner, sampler = engine.plan, engine.learner, engine.sampler
     attempt.folder.require_free(learner.checkpoint_bytes(), "a checkpoint")
@@ -143,6 +149,43 @@ def answer_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         return [*tokenizer(text, add_special_tokens=False).input_ids, *end]
 
     return encode
+
+
+def _fitted(config: RunConfig, attempt: Attempt, prompt_tokens: int) -> RunConfig:
+    """The config with the micro-batch that fits in the place of `auto`; said, and every trial kept in fit.json."""
+    attempt.display.say(
+        "update.tokens_per_microbatch = auto: trying steps of growing size in processes of their own, with prompts of "
+        f"{prompt_tokens} tokens and answers of {config.sampling.max_new_tokens}"
+    )
+    attempt.display.phase("fit")
+    attempt.interrupt.at_once = True  # a trial takes long, and nothing is lost with it
+    try:
+        found = fit_microbatch(config, prompt_tokens, _trial_progress(attempt.display))
+    finally:
+        attempt.interrupt.at_once = False
+    write_json(attempt.folder.path / "fit.json", found.to_json())
+    text = explained(found)
+    attempt.recorder.event("fit", text, tokens_per_microbatch=found.size)
+    attempt.display.say(text)
+    attempt.display.phase("setup")
+    return config.model_copy(update={"update": config.update.model_copy(update={"tokens_per_microbatch": found.size})})
+
+
+def _trial_progress(display: Progress) -> Callable[[Trial, int | None], None]:
+    seconds: list[float] = []
+
+    def report(trial: Trial, left: int | None) -> None:
+        seconds.append(trial.seconds)
+        ended = trial.end if trial.peak_bytes is None else f"{trial.end}, peak {trial.peak_bytes / 2**30:.3g} GiB"
+        line = f"  {trial.size:,} tokens: {ended} ({trial.seconds:.1f} s)"
+        if left is not None:
+            recent = seconds[-3:]
+            eta = f"ETA {duration(left * sum(recent) / len(recent))}"
+            display.advance(len(seconds), len(seconds) + left, f"trials  {eta}")
+            line += f"; about {left} more, {eta}"
+        display.say(line)
+
+    return report
 
 
 def _sampling_progress(run: Run) -> Callable[[int, int, int], None]:

@@ -85,7 +85,10 @@ def test_unknown_key_names_its_path_and_the_nearest(patch: dict[str, object], ex
         ({"kl": {"coefficient": float("inf")}}, "kl.coefficient = inf: must be a finite number"),
         ({"rewards": [{"function": "math", "weight": float("nan")}]}, "rewards.0.weight = nan: must be a number"),
         *[
-            ({"update": {"tokens_per_microbatch": value}}, f"_microbatch = {value!r}: must be a whole number above 0, or 'auto'")
+            (
+                {"update": {"tokens_per_microbatch": value}},
+                f"_microbatch = {value!r}: must be a whole number above 0, or 'auto'",
+            )
             for value in (0, 16.0, True, "4096", "Auto")
         ],
         ({"update": {"samples_per_update": 7}}, "does not divide the 128 samples of a step"),

@@ -136,7 +136,7 @@ def test_groups_lie_on_lines_of_their_prompt_as_in_a_run(make_config: Callable[.
 
 def test_the_whole_update_is_the_largest_size(make_config: Callable[..., RunConfig], seen: Seen) -> None:
     run = workload(make_config("sampling.prompts_per_step=2", "kl.coefficient=0.0"))
-    assert (run.unit, run.longest, run.most) == ("tokens", LONGEST, 8 * LONGEST)
+    assert (run.unit, run.least, run.most) == ("tokens", LONGEST, 8 * LONGEST)
     seen.forget()
     run.step(8 * LONGEST)
     assert seen.padded == [8 * LONGEST]
@@ -144,7 +144,7 @@ def test_the_whole_update_is_the_largest_size(make_config: Callable[..., RunConf
 
 def test_short_prompts_of_a_run_are_its_longest(make_config: Callable[..., RunConfig]) -> None:
     run = workload(make_config("task.max_prompt_tokens=10"))
-    assert run.longest == 10 + 24 - 1
+    assert run.least == 10 + 24 - 1
     assert {len(one.prompt.token_ids) for one in run._samples(16, 4)} == {10}
 
 
@@ -289,7 +289,7 @@ def test_a_maker_makes_it_from_a_run_file_and_overrides(make_config: Callable[..
     file.write_text(config_load.to_toml(make_config('update.tokens_per_microbatch="auto"')))
     made = Maker("stoker.engine.target:make", (str(file), "sampling.max_new_tokens=8", "task.max_prompt_tokens=20"))()
     assert isinstance(made, RunWorkload)
-    assert (made.longest, made.device.type) == (27, "cpu")
+    assert (made.least, made.device.type) == (27, "cpu")
     made.step(60)
 
 

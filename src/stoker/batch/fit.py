@@ -47,6 +47,7 @@ def fit(
     steps: int = 3,
     precision: float = 0.01,
     deadline_seconds: float = 600.0,
+    on_trial: Callable[[Trial, int | None], None] | None = None,
 ) -> Fit:
     """The largest size of `target` whose complete optimizer steps run, certified.
 
@@ -59,7 +60,7 @@ def fit(
     `ranks`: processes side by side on this host, who all must run. Where torch.distributed is initialised, every
     process of the group calls this, and they agree on the smallest.
     `steps`: of each trial, at least 2. `precision`: the limit is known to this fraction, and to the unit below its
-    inverse. `deadline_seconds`: of each trial.
+    inverse. `deadline_seconds`: of each trial. `on_trial`: told of each as it ends, with about how many are left.
 
     Raises ConfigError where the arguments don't fit together, RunError where not even one unit fits, and with the
     traceback where a trial fails for anything but memory.
@@ -88,8 +89,9 @@ def fit(
     if limits and start > min(limits):
         start = min(limits)
     limit = limit_bytes if limit_bytes is not None else _default_limit(found, ranks, in_process)
-    seek = Search(start, min(limits, default=None), limit or found["capacity_bytes"], precision)
-    return _Fitting(runner, found, seek, limit, headroom, ranks, in_process).certified()
+    least = min([found["least"], *limits])
+    seek = Search(max(start, least), min(limits, default=None), limit or found["capacity_bytes"], precision, least)
+    return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, on_trial).certified()
 
 
 def _default_limit(found: Mapping[str, Any], ranks: int, in_process: bool) -> int | None:
@@ -110,6 +112,7 @@ class _Fitting:
     headroom: float
     ranks: int
     in_process: bool
+    on_trial: Callable[[Trial, int | None], None] | None = None
     trials: list[Trial] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
     agreement: Agreement = field(default_factory=Agreement)
@@ -131,6 +134,9 @@ class _Fitting:
         while (size := search.next_size()) is not None:
             trial = self._try(size, limit)
             search = search.observe(Observation(size, trial.ran, trial.peak_bytes))
+            if self.on_trial is not None:
+                left = search.trials_left()
+                self.on_trial(trial, None if left is None else left + 1)  # the one that certifies
         if search.answer == 0:
             last = next(trial for trial in reversed(self.trials) if not trial.ran)
             raise RunError(
@@ -212,7 +218,7 @@ class _Fitting:
 
 def _carried(whole: Search, under: int) -> Search:
     """What the search under the whole limit says of a smaller one: sizes whose peak is above it don't fit."""
-    start = Search(whole.answer, whole.answer, under, whole.precision)
+    start = Search(whole.answer, whole.answer, under, whole.precision, whole.least)
     for one in whole.seen:
         if not one.fits or one.peak_bytes is not None:
             start = start.observe(replace(one, fits=one.fits and one.peak_bytes is not None and one.peak_bytes <= under))

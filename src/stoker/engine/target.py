@@ -80,9 +80,11 @@ class RunWorkload:
         self._answer_tokens = config.sampling.max_new_tokens
         self._vocabulary: int = engine.model.config.get_text_config(decoder=True).vocab_size
         self._width = sharing_width(engine.model)
-        self.longest = prompt_tokens + self._answer_tokens - 1
-        """Tokens of the longest row in an update: nothing is predicted from an answer's last one."""
-        self.most: int | None = engine.plan.samples_per_update * self.longest
+        self.least = prompt_tokens + self._answer_tokens - 1
+        """Tokens of the longest row in an update (nothing is predicted from an answer's last one): smaller sizes take
+        no less.
+        """
+        self.most: int | None = engine.plan.samples_per_update * self.least
         """A whole update, every row as long as can be: more is never in a micro-batch."""
         engine.learner.begin_rl()
         engine.sampler.push(0)
@@ -107,16 +109,16 @@ class RunWorkload:
     def rows(self, size: int, samples: Sequence[Sample]) -> list[TrainRow]:
         """Those of the update, made of what the `samples` drew."""
         most = self._engine.plan.samples_per_update
-        count, length = filling(size, self.longest, most)
+        count, length = filling(size, self.least, most)
         per_group = self._config.sampling.samples_per_prompt
-        group = [self._row(0, index, samples[0], self.longest) for index in range(per_group)]
-        tokens = sum(line.length for line in lines_of(group, max(size, self.longest), self._width))
+        group = [self._row(0, index, samples[0], self.least) for index in range(per_group)]
+        tokens = sum(line.length for line in lines_of(group, max(size, self.least), self._width))
         grouped = min(most - count, per_group * -(-FULL_BEFORE * size // tokens))
 
         def row(place: int, prompt: int, length: int) -> TrainRow:
             return self._row(prompt, place % per_group, samples[place % len(samples)], length)
 
-        groups = [row(place, place // per_group, self.longest) for place in range(grouped)]
+        groups = [row(place, place // per_group, self.least) for place in range(grouped)]
         return groups + [row(place, grouped + place, length) for place in range(count)]
 
     def _samples(self, draws: int, each: int) -> list[Sample]:
