@@ -528,7 +528,7 @@ def test_a_signal_ends_a_fit_at_once(
 @pytest.mark.slow
 def test_an_automatic_micro_batch_by_real_trials(make_config: Callable[..., RunConfig]) -> None:
     tiny = (
-        "sampling.prompts_per_step=2",
+        "sampling.prompts_per_step=1",
         "sampling.samples_per_prompt=2",
         "stop.steps=1",
         "validation.every_samples=0",
