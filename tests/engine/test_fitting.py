@@ -1,6 +1,5 @@
 """The fit that gives a run its micro-batch: which memory it counts on, what it says, how it fails."""
 
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from stoker.config import load as config_load
 from stoker.engine import fitting
 from stoker.engine.fitting import explained, fit_microbatch, host_limit
 from stoker.errors import RunError
-from stoker.record.memory import address_space_left
 from tests.runs import found_fit, short_run
 
 
@@ -50,16 +48,6 @@ def test_a_limit_on_the_address_space_comes_before_what_the_machine_has(monkeypa
     assert host_limit() == 900
     monkeypatch.setattr(fitting, "address_space_left", lambda: 123)
     assert host_limit() == 123
-
-
-def test_address_space_left_is_what_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert address_space_left() is None
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**50, resource.RLIM_INFINITY))
-    left = address_space_left()
-    assert left is not None and 0 < 2**50 - left < 2**45
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, resource.RLIM_INFINITY))
-    assert address_space_left() == 0
 
 
 @pytest.mark.parametrize(

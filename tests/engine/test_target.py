@@ -37,7 +37,6 @@ class Seen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.microbatches: list[tuple[int, int]] = []  # (lines, tokens of each)
         self.samples: list[Sample] = []
-        self.side_by_side = 0
         self.batches: list[TrainBatch] = []
         self.objectives: list[Objective] = []
         self.scored: list[str] = []
@@ -50,7 +49,6 @@ class Seen:
                 yield lines
 
         def collect(own: LocalSampler) -> Any:
-            self.side_by_side = max(self.side_by_side, min(own.concurrent_samples, len(own._queue)))
             for one in sample(own):
                 self.samples.append(one)
                 yield one
@@ -70,7 +68,7 @@ class Seen:
         monkeypatch.setattr(LocalLearner, "score", scores)
 
     def forget(self) -> None:
-        self.microbatches, self.samples, self.batches, self.scored, self.side_by_side = [], [], [], [], 0
+        self.microbatches, self.samples, self.batches, self.scored = [], [], [], []
 
     @property
     def padded(self) -> list[int]:
