@@ -143,7 +143,7 @@ def test_the_whole_update_is_the_largest_size(make_config: Callable[..., RunConf
 def test_short_prompts_of_a_run_are_its_longest(make_config: Callable[..., RunConfig]) -> None:
     run = workload(make_config("task.max_prompt_tokens=10"))
     assert run.least == 10 + 24 - 1
-    assert {len(one.prompt.token_ids) for one in run._samples(16, 4)} == {10}
+    assert {len(one.prompt.token_ids) for one in run._samples(16, 4, 24)} == {10}
 
 
 # -- both peaks ---------------------------------------------------------------------------------

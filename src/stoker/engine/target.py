@@ -88,7 +88,7 @@ class RunWorkload:
         """A whole update, every row as long as can be: more is never in a micro-batch."""
         engine.learner.begin_rl()
         engine.sampler.push(0)
-        self._update([self._row(0, 0, self._samples(1, 1)[0], 1)])  # optimizers make their states in their first step
+        self._update([self._row(0, 0, self._samples(1, 1, 1)[0], 1)])  # optimizers make their states in their first
 
     @property
     def device(self) -> torch.device:
@@ -102,7 +102,7 @@ class RunWorkload:
         """
         sampling = self._config.sampling
         each = sampling.samples_per_prompt + self._config.algorithm.needs_greedy
-        samples = self._samples(sampling.prompts_per_step * each, each)
+        samples = self._samples(sampling.prompts_per_step * each, each, self._answer_tokens)
         self._engine.learner.cut_by(size)
         self._update(self.rows(size, samples))
 
@@ -121,13 +121,13 @@ class RunWorkload:
         groups = [row(place, place // per_group, self.least) for place in range(grouped)]
         return groups + [row(place, grouped + place, length) for place in range(count)]
 
-    def _samples(self, draws: int, each: int) -> list[Sample]:
-        """The longest answers of as many as are drawn at a time, `each` of a prompt.
+    def _samples(self, draws: int, each: int, tokens: int) -> list[Sample]:
+        """As many as are drawn at a time, `each` of a prompt, the longest, with answers of so many tokens.
 
         Where there are more, others enter as those end: their prompts are computed while all caches are full.
         """
         sampler = self._engine.sampler
-        params = replace(sampling_params(self._config.sampling), stop=())
+        params = replace(sampling_params(self._config.sampling), max_new_tokens=tokens, stop=())
         together = min(draws, sampler.concurrent_samples)
         entering = replace(params, max_new_tokens=1)
         requests = []
