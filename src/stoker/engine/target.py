@@ -88,7 +88,7 @@ class RunWorkload:
         """A whole update, every row as long as can be: more is never in a micro-batch."""
         engine.learner.begin_rl()
         engine.sampler.push(0)
-        self._update([self._row(0, 0, self._samples(1, 1, 1)[0], 1)])  # optimizers make their states in their first
+        self._update([self._row(0, 0, self._samples(1, 1, 1)[0], 1)])  # makes the optimizers' states
 
     @property
     def device(self) -> torch.device:
