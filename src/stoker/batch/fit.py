@@ -4,8 +4,8 @@
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import psutil
@@ -18,7 +18,7 @@ from stoker.batch.levers import levers_of
 from stoker.batch.ranks import Agreement
 from stoker.batch.search import Observation, Search
 from stoker.batch.target import Maker, Target
-from stoker.batch.trials import Ending, Trials
+from stoker.batch.trials import Ending, Trials, environment
 from stoker.errors import ConfigError, RunError
 from stoker.record.memory import available_bytes
 
@@ -83,13 +83,13 @@ def fit(
             "a trial in a process of its own makes its own target: give the path of a function that makes one, "
             "'file.py:function', or in_process = True"
         )
-    found = runner.inspect()
-    limits = [bound for bound in (most, found["most"]) if bound is not None]
-    if limits and start > min(limits):
-        start = min(limits)
-    limit = limit_bytes if limit_bytes is not None else _default_limit(found, ranks, in_process)
-    seek = Search(start, min(limits, default=None), limit or found["capacity_bytes"], precision)
-    return _Fitting(runner, found, seek, limit, headroom, ranks, in_process).certified()
+    agreement = Agreement()
+    found = agreement.all_have(runner.inspect)
+    limit = agreement.smallest(_default_limit(found, ranks, in_process) if limit_bytes is None else limit_bytes)
+    largest = agreement.smallest(min((bound for bound in (most, found["most"]) if bound is not None), default=None))
+    capacity = agreement.smallest(limit or found["capacity_bytes"])
+    seek = Search(start if largest is None else min(start, largest), largest, capacity, precision)
+    return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, agreement).certified()
 
 
 def _default_limit(found: Mapping[str, Any], ranks: int, in_process: bool) -> int | None:
@@ -110,9 +110,9 @@ class _Fitting:
     headroom: float
     ranks: int
     in_process: bool
+    agreement: Agreement
     trials: list[Trial] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
-    agreement: Agreement = field(default_factory=Agreement)
 
     def certified(self) -> Fit:
         """Search under the whole limit, then under what the headroom leaves of it, then one more trial."""
@@ -198,6 +198,7 @@ class _Fitting:
             limiting=max(sized, key=lambda part: part.measured or 0).name if sized else None,
             largest_layer=largest_layer(trace, size),
             levers=levers,
+            environment={} if self.in_process or torch.device(self.found["device"]).type != "cpu" else environment(),
             notes=self._notes(failed),
         )
 
@@ -212,8 +213,7 @@ class _Fitting:
 
 def _carried(whole: Search, under: int) -> Search:
     """What the search under the whole limit says of a smaller one: sizes whose peak is above it don't fit."""
-    start = Search(whole.answer, whole.answer, under, whole.precision)
-    for one in whole.seen:
-        if not one.fits or one.peak_bytes is not None:
-            start = start.observe(replace(one, fits=one.fits and one.peak_bytes is not None and one.peak_bytes <= under))
-    return start
+    fits = [one for one in whole.seen if one.fits and one.peak_bytes is not None and one.peak_bytes <= under]
+    fails = [one.size for one in whole.seen if not one.fits or (one.peak_bytes or 0) > under]
+    seen = (*fits, *([Observation(min(fails), fits=False)] if fails else []))
+    return Search(whole.answer, whole.answer, under, whole.precision, seen)
