@@ -1,6 +1,6 @@
 """The models of `bench.fit`, and one trial of each at a size: also the process in which a size is judged.
 
-    python -m bench.fit_models MODEL SIZE LIMIT STEPS    exit status 0: the steps ran under the limit
+`python -m bench.fit_models MODEL SIZE LIMIT STEPS`: exit status 0 where the steps ran under the limit.
 """
 
 import sys

@@ -35,7 +35,9 @@ class Device:
         if end != "ran":
             return Ending(end, {}, end, "")
         told = {"peak_bytes": None if self.blind else peak, "seconds_per_step": 0.1 * size, "steps": steps or 3}
-        return Ending(end, told | {"elements": size * 7, "batch": [f"{size} x 7 float32"], "parts": {"weights": 60}}, "", "")
+        return Ending(
+            end, told | {"elements": size * 7, "batch": [f"{size} x 7 float32"], "parts": {"weights": 60}}, "", ""
+        )
 
 
 def fitted(device: Device, *, limit: int | None = 1000, headroom: float = 0.0, **search: Any) -> Fit:
@@ -140,7 +142,12 @@ def test_the_certificate_in_both_forms() -> None:
         "weights": 60, "gradients": None, "states": None, "buffers": None, "activations": 800, "other": 40
     }  # fmt: skip
     text = str(found)
-    for expected in ("80 examples fit on cpu, certified: 5 complete", "10% kept free", "without headroom  90", "91 ran out"):
+    for expected in (
+        "80 examples fit on cpu, certified: 5 complete",
+        "10% kept free",
+        "without headroom  90",
+        "91 ran out",
+    ):
         assert expected in text
     assert "limiting part     activations" in text
 

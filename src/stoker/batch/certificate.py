@@ -1,4 +1,4 @@
-"""What `stoker.batch.fit` certifies: a size that ran, under which limit, how it was found, and what fills the memory."""
+"""What `stoker.batch.fit` certifies: a size that ran, under which limit, how it was found, what fills the memory."""
 
 import math
 from collections.abc import Mapping, Sequence

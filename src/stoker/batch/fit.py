@@ -1,6 +1,6 @@
 """The largest batch that fits in memory, found by running complete steps, and certified by running them once more.
 
-    print(fit("train.py:make_target", limit_bytes=8 * 2**30))
+`print(fit("train.py:make_target", limit_bytes=8 * 2**30))` is all that it needs.
 """
 
 import time
@@ -177,7 +177,11 @@ class _Fitting:
         parts = parts_of_peak(trace, self.told["parts"], ran, size, last.peak_bytes)
         failed = next((one for one in self.trials if one.size == whole.first_failed and not one.ran), None)
         sized = [part for part in parts if part.measured]
-        levers = levers_of(trace, size, self.told["parts"].get("states", 0), growth(ran), self.found["unit"]) if trace else ()
+        levers = (
+            levers_of(trace, size, self.told["parts"].get("states", 0), growth(ran), self.found["unit"])
+            if trace
+            else ()
+        )
         return Fit(
             unit=self.found["unit"],
             size=size,
@@ -207,7 +211,9 @@ class _Fitting:
         if self.found["trace"] is None:
             notes.append(f"no layers and no levers: {self.found['untraced']}")
         if failed is not None and failed.end == "killed":
-            notes.append("the host's memory ended it, not the device's: fewer loader workers, or a smaller prefetch_factor")
+            notes.append(
+                "the host's memory ended it: fewer loader workers, or a smaller prefetch_factor, leave more of it"
+            )
         return tuple(notes)
 
 

@@ -5,6 +5,7 @@ trials and decides nothing: the answer is a size that ran, and the size just abo
 slope misleads, steps that double, and then halving, close in on the limit.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 
 __all__ = ["Observation", "Search"]
@@ -106,7 +107,7 @@ class Search:
         """Once something failed: near the predicted limit first, then in steps that double, then halving."""
         results = [one.fits for one in self.seen]
         since = results[results.index(False) :]
-        turns = sum(before != after for before, after in zip(since, since[1:], strict=False))
+        turns = sum(before != after for before, after in itertools.pairwise(since))
         middle = (low + high) // 2
         predicted = self.predicted_limit()
         if predicted is None or turns > 1:

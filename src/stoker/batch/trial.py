@@ -46,9 +46,7 @@ def _try(request: dict[str, Any], say: Say) -> dict[str, Any]:
     workload, meter = _made(request)
     say(at="made", device=str(workload.device))
     with meter.limited(workload.device, request["limit_bytes"]):
-        done = rehearse(
-            workload, request["size"], request["steps"], meter, request["longest"], lambda at: say(at=at)
-        )
+        done = rehearse(workload, request["size"], request["steps"], meter, request["longest"], lambda at: say(at=at))
     return {"end": "ran"} | vars(done)
 
 

@@ -61,7 +61,7 @@ class Trials:
     longest: int | None = None
 
     def inspect(self) -> dict[str, Any]:
-        """Unit, most, device, capacity and trace of the target. RunError, with the traceback, where it can't be made."""
+        """Unit, most, device, capacity and trace of the target. RunError with the traceback where it can't be made."""
         (ending,) = self._run(1, {"inspect": True, "size": 0, "steps": 0, "limit_bytes": None})
         if ending.end != "ran":
             raise RunError(f"the target '{self.maker.path}' can't be tried: {ending.reason}\n{ending.text}")
