@@ -105,7 +105,7 @@ PARTS = {
     "causal": (_causal, lambda n: torch.randint(0, VOCABULARY, (n, TOKENS)), _causal_loss),
     "clicks": (Clicks, lambda n: (torch.randint(0, 200_000, (n, 26)), torch.rand(n)), _click_loss),
 }
-MODELS = {"mlp": 400, "conv": 700, "encoder": 700, "causal": 900, "clicks": 350, "run": 900}
+MODELS = {"mlp": 400, "conv": 700, "encoder": 700, "causal": 900, "clicks": 200, "run": 900}
 """MiB of each: some times what the model takes without examples, and steps of seconds."""
 
 

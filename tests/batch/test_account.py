@@ -20,7 +20,13 @@ TRACE = {
     "parameters": 100,
     "states_per_weight": 2.0,
     "device": "cpu",
-    "layers": [layer("batch", 0, 500), layer("a", 10, 100), layer("b", 900, 20), layer("c", 0, 80), layer("loss", 0, 1)],
+    "layers": [
+        layer("batch", 0, 500),
+        layer("a", 10, 100),
+        layer("b", 900, 20),
+        layer("c", 0, 80),
+        layer("loss", 0, 1),
+    ],
 }
 
 

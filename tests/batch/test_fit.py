@@ -41,7 +41,14 @@ class Device:
 
 
 def fitted(device: Device, *, limit: int | None = 1000, headroom: float = 0.0, **search: Any) -> Fit:
-    found = {"unit": "examples", "device": "cpu", "trace": None, "untraced": "a simulation", "capacity_bytes": 1000}
+    found = {
+        "unit": "examples",
+        "device": "cpu",
+        "trace": None,
+        "untraced": "a simulation",
+        "capacity_bytes": 1000,
+        "least": 1,
+    }
     seek = Search(**{"limit_bytes": limit or 1000} | search)
     return _Fitting(device, found, seek, limit, headroom, 1, False, Agreement()).certified()
 

@@ -119,3 +119,29 @@ def test_a_size_that_fails_on_its_second_run_is_withdrawn() -> None:
 def test_sizes_below_one_are_refused(start: int, most: int | None) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Search(start, most)
+
+
+@given(capacity=st.integers(0, 300), least=st.integers(1, 80), further=st.integers(0, 100), most=st.integers(80, 400))
+def test_no_size_below_the_least_is_tried_or_answered(capacity: int, least: int, further: int, most: int) -> None:
+    search = run(Search(least + further, most, least=least, precision=0), capacity)
+    assert search.answer == (min(capacity, most) if capacity >= least else 0)
+    assert all(one.size >= least for one in search.seen)
+
+
+def test_a_least_that_fails_ends_the_search() -> None:
+    assert [one.size for one in run(Search(63, 630, least=63), 62).seen] == [63]
+
+
+@given(capacity=st.integers(1, 3000), least=st.integers(1, 50), most=st.one_of(st.none(), st.integers(50, 3000)))
+def test_no_more_trials_than_were_said_to_be_left(capacity: int, least: int, most: int | None) -> None:
+    search, told = Search(least, most, least=least), []
+    while (size := search.next_size()) is not None:
+        search = search.observe(Observation(size, size <= capacity))
+        told.append(search.trials_left())
+    assert told[-1] == 0
+    first = next((place for place, one in enumerate(search.seen) if not one.fits), None)
+    if first is not None:  # from the first failure on it is halving; the steps near the limit cost a few more
+        rest = told[first]
+        assert rest is not None and len(told) - first - 1 <= 2 * rest + 4
+    else:
+        assert most is not None and None not in told

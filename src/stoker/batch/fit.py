@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +47,7 @@ def fit(
     steps: int = 3,
     precision: float = 0.01,
     deadline_seconds: float = 600.0,
+    on_trial: Callable[[Trial, int | None], None] | None = None,
 ) -> Fit:
     """The largest size of `target` whose complete optimizer steps run, certified.
 
@@ -59,7 +60,7 @@ def fit(
     `ranks`: processes side by side on this host, who all must run. Where torch.distributed is initialised, every
     process of the group calls this, and they agree on the smallest.
     `steps`: of each trial, at least 2. `precision`: the limit is known to this fraction, and to the unit below its
-    inverse. `deadline_seconds`: of each trial.
+    inverse. `deadline_seconds`: of each trial. `on_trial`: told of each as it ends, with about how many are left.
 
     Raises ConfigError where the arguments don't fit together, RunError where not even one unit fits, and with the
     traceback where a trial fails for anything but memory.
@@ -88,8 +89,11 @@ def fit(
     limit = agreement.smallest(_default_limit(found, ranks, in_process) if limit_bytes is None else limit_bytes)
     largest = agreement.smallest(min((bound for bound in (most, found["most"]) if bound is not None), default=None))
     capacity = agreement.smallest(limit or found["capacity_bytes"])
-    seek = Search(start if largest is None else min(start, largest), largest, capacity, precision)
-    return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, agreement).certified()
+    least: int = found["least"]
+    if largest is not None:
+        least, start = min(least, largest), min(start, largest)
+    seek = Search(max(start, least), largest, capacity, precision, least)
+    return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, agreement, on_trial).certified()
 
 
 def _default_limit(found: Mapping[str, Any], ranks: int, in_process: bool) -> int | None:
@@ -111,6 +115,7 @@ class _Fitting:
     ranks: int
     in_process: bool
     agreement: Agreement
+    on_trial: Callable[[Trial, int | None], None] | None = None
     trials: list[Trial] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
 
@@ -131,6 +136,9 @@ class _Fitting:
         while (size := search.next_size()) is not None:
             trial = self._try(size, limit)
             search = search.observe(Observation(size, trial.ran, trial.peak_bytes))
+            if self.on_trial is not None:
+                left = search.trials_left()
+                self.on_trial(trial, None if left is None else left + 1)  # the one that certifies
         if search.answer == 0:
             last = next(trial for trial in reversed(self.trials) if not trial.ran)
             raise RunError(
@@ -222,4 +230,4 @@ def _carried(whole: Search, under: int) -> Search:
     fits = [one for one in whole.seen if one.fits and one.peak_bytes is not None and one.peak_bytes <= under]
     fails = [one.size for one in whole.seen if not one.fits or (one.peak_bytes or 0) > under]
     seen = (*fits, *([Observation(min(fails), fits=False)] if fails else []))
-    return Search(whole.answer, whole.answer, under, whole.precision, seen)
+    return Search(whole.answer, whole.answer, under, whole.precision, whole.least, seen)

@@ -6,6 +6,7 @@ slope misleads, steps that double, and then halving, close in on the limit.
 """
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 __all__ = ["Observation", "Search"]
@@ -39,11 +40,15 @@ class Search:
     """What peaks are held against when the next size is chosen."""
     precision: float = 0.01
     """The limit is known to this fraction of itself, and to the unit where that is less than one."""
+    least: int = 1
+    """Smaller sizes are no answers."""
     seen: tuple[Observation, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.start < 1 or (self.most is not None and self.most < 1):
-            raise ValueError(f"start {self.start} and most {self.most} must be at least 1")
+        if self.start < self.least or self.least < 1 or (self.most is not None and self.most < 1):
+            raise ValueError(
+                f"least {self.least}, most {self.most}: at least 1; start {self.start}: no less than the least"
+            )
 
     @property
     def first_failed(self) -> int | None:
@@ -69,9 +74,18 @@ class Search:
         low, high = self.answer, self.first_failed
         if high is None:
             return self._larger(low)
-        if high - low <= self.resolution:
+        if high - low <= self.resolution or high <= self.least:
             return None
-        return min(max(self._between(low, high), low + 1), high - 1)
+        return min(max(self._between(low, high), low + 1, self.least), high - 1)
+
+    def trials_left(self) -> int | None:
+        """About how many more there will be, halving at worst; None: nothing says where the search ends."""
+        low, high = self.answer, self.first_failed
+        if high is None and self.most is None:
+            return None
+        if high is None and self.most is not None:
+            return math.ceil(math.log2(max(self.most / max(low, self.start), 1))) + (low == 0)
+        return math.ceil(math.log2(max(((high or 0) - max(low, self.least - 1)) / self.resolution, 1)))
 
     def predicted_limit(self) -> int | None:
         """The largest size that the measured slope lets fit; None where it says nothing."""

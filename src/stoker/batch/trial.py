@@ -59,6 +59,7 @@ def described(workload: Workload) -> dict[str, Any]:
     """What is known of a target without a step: unit, most, device, capacity and, where it shows them, its layers."""
     device = workload.device
     found = {"unit": workload.unit, "most": workload.most, "device": str(device), "trace": None}
+    found["least"] = getattr(workload, "least", 1)  # of those that have one: below it a step takes no less
     found["capacity_bytes"] = capacity_bytes(device)
     if not isinstance(workload, Target):
         return found | {"untraced": f"a {type(workload).__name__} doesn't show its model"}

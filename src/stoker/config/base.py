@@ -1,8 +1,9 @@
 """What every table of the run file builds on: its strictness and its kinds of number."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
 
 __all__ = [
     "BelowOne",
@@ -14,6 +15,7 @@ __all__ = [
     "NonNegativeInt",
     "Positive",
     "PositiveInt",
+    "PositiveIntOrAuto",
     "Section",
     "Text",
 ]
@@ -29,6 +31,16 @@ Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[\w .-]{0,60}$")]
 """Part of file names and of metric keys. Empty: one is made up."""
 Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def _count_or_auto(value: Any) -> Any:
+    """One complaint, where a union would make one for each of its members."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise PydanticCustomError("count_or_auto", "must be a whole number above 0, or 'auto'")
+
+
+PositiveIntOrAuto = Annotated[PositiveInt | Literal["auto"], PlainValidator(_count_or_auto)]
 
 
 class Section(BaseModel):
