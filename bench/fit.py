@@ -5,6 +5,7 @@ An answer is right where it runs its steps 5 of 5 times in a new process, and 5 
 least once in 5. `trials_ratio`: stoker's trials over those of the cheapest peer that is right, the median of models.
 """
 
+import importlib.util
 import json
 import os
 import statistics
@@ -23,6 +24,13 @@ HEADROOM = 0.01
 """What the same steps take varies by some parts in a thousand from process to process."""
 RUNS, STEPS = 5, 5
 SECONDS = 900
+
+
+def installed() -> None:
+    """A peer that isn't there is no peer that is wrong."""
+    missing = [name for name in ("lightning", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"pip install {' '.join(missing)}: the finders to compare with")
 
 
 def child(*command: str) -> subprocess.CompletedProcess[str]:
@@ -73,6 +81,7 @@ def peer(which: str, name: str, limit: int) -> dict[str, Any]:
 
 def main() -> None:
     args = arguments(__doc__ or "")
+    installed()
     names = ["mlp", "clicks"] if args.quick else list(MODELS)
     cases: dict[str, Any] = {}
     for name in names:

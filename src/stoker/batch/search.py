@@ -47,7 +47,7 @@ class Search:
     def __post_init__(self) -> None:
         if self.start < self.least or self.least < 1 or (self.most is not None and self.most < 1):
             raise ValueError(
-                f"least {self.least}, most {self.most}: at least 1; start {self.start}: no less than the least"
+                f"least {self.least}, most {self.most}: at least 1; start {self.start}: at least the least"
             )
 
     @property
