@@ -20,8 +20,8 @@ from stoker.batch.fit import fit
 from stoker.batch.trials import environment
 
 MIB = 2**20
-HEADROOM = 0.01
-"""What the same steps take varies by some parts in a thousand from process to process."""
+HEADROOM = 0.005
+"""What the same steps take varies by a few parts in a thousand from process to process."""
 RUNS, STEPS = 5, 5
 SECONDS = 900
 

@@ -29,7 +29,9 @@ class Clicks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(200_000, 16)
-        self.top = nn.Sequential(nn.Linear(26 * 16, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.top = nn.Sequential(
+            nn.Linear(26 * 16, 1024), nn.ReLU(), nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 1)
+        )
 
     def forward(self, fields: Tensor) -> Tensor:
         """(B, 26) -> (B,)"""
@@ -105,7 +107,7 @@ PARTS = {
     "causal": (_causal, lambda n: torch.randint(0, VOCABULARY, (n, TOKENS)), _causal_loss),
     "clicks": (Clicks, lambda n: (torch.randint(0, 200_000, (n, 26)), torch.rand(n)), _click_loss),
 }
-MODELS = {"mlp": 400, "conv": 700, "encoder": 700, "causal": 900, "clicks": 200, "run": 900}
+MODELS = {"mlp": 400, "conv": 700, "encoder": 700, "causal": 900, "clicks": 280, "run": 900}
 """MiB of each: some times what the model takes without examples, and steps of seconds."""
 
 
