@@ -90,6 +90,7 @@ def test_peer_fault_25_no_result_that_never_ran() -> None:
     found = fitted(device)
     assert found.size < 60
     assert (found.size, 1000, 5) in device.tried
+    assert found.without_headroom == found.size < found.first_failed
     assert found.trials[-1].ran and found.trials[-1].size == found.size
 
 
@@ -117,6 +118,8 @@ def test_a_deadline_is_no_lack_of_memory() -> None:
 def test_nothing_fits() -> None:
     with pytest.raises(RunError, match="not even 1 examples fits under 105 bytes"):
         fitted(Device(), limit=105)
+    with pytest.raises(RunError, match="its peak is above that"):
+        fitted(Device(), limit=115, headroom=0.1, most=1)
 
 
 def test_peer_fault_25_batches_that_stop_growing_are_refused() -> None:

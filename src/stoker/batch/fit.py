@@ -130,7 +130,7 @@ class _Fitting:
             search, limit = whole, self.limit
         while not self._try(search.answer, limit, _CERTIFYING_STEPS).ran:
             search = self._searched(search.observe(Observation(search.answer, fits=False)), limit)
-        return self._certificate(whole, search.answer)
+        return self._certificate(whole if self.headroom else search, search.answer)
 
     def _searched(self, search: Search, limit: int | None) -> Search:
         while (size := search.next_size()) is not None:
@@ -140,10 +140,13 @@ class _Fitting:
                 left = search.trials_left()
                 self.on_trial(trial, None if left is None else left + 1)  # the one that certifies
         if search.answer == 0:
-            last = next(trial for trial in reversed(self.trials) if not trial.ran)
+            least = search.first_failed
+            reasons = [trial.reason for trial in self.trials if trial.size == least and not trial.ran]
             raise RunError(
-                f"not even {last.size} {self.found['unit']} fits under {limit} bytes ({last.reason}): a smaller model, "
-                "16-bit weights or adapters, shorter examples, or more memory"
+                f"not even {least} {self.found['unit']} fits under "
+                f"{'what the device has' if limit is None else f'{limit:,} bytes'} "
+                f"({reasons[-1] if reasons else 'its peak is above that'}): a smaller model, 16-bit weights or "
+                "adapters, shorter examples, or more memory"
             )
         return search
 
@@ -168,15 +171,15 @@ class _Fitting:
         return trial
 
     def _check_growth(self, size: int, told: Mapping[str, Any]) -> None:
-        """A batch maker that stops at what it has would let every size run."""
+        """A batch maker that stops at what it has would let every size run. Padding may make near sizes equal."""
         last = self.told
-        if last and told["elements"] and (told["elements"] > last["elements"]) != (size > last["size"]):
-            if size == last["size"]:
-                return
+        if not last or not told["elements"]:
+            return
+        few, many = sorted([(last["size"], last["elements"]), (size, told["elements"])])
+        if many[0] >= 2 * few[0] and many[1] <= few[1]:
             raise RunError(
-                f"make_batch gave {told['elements']:,} numbers for {size} {self.found['unit']} and "
-                f"{last['elements']:,} for {last['size']}: it must give as many as it is asked for, or say by `most` "
-                "how many there are"
+                f"make_batch gave {many[1]:,} numbers for {many[0]} {self.found['unit']} and {few[1]:,} for {few[0]}: "
+                "it must give as many as it is asked for, or say by `most` how many there are"
             )
 
     def _certificate(self, whole: Search, size: int) -> Fit:
