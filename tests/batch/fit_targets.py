@@ -46,38 +46,6 @@ def plain() -> Target:
     return holds()
 
 
-def small_data() -> Target:
-    return holds(most=6)
-
-
-def mlp() -> Target:
-    """Real layers, an optimizer with states."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
-    return Target(
-        model,
-        torch.optim.AdamW(model.parameters()),
-        lambda size: torch.zeros(size, 2048, 64),
-        lambda model, x: model(x).square().mean(),
-    )
-
-
-def stops_at_what_it_has() -> Target:
-    """Its batches never exceed 4 examples, and nothing says so."""
-    return holds(make_batch=lambda size: make_batch(min(size, 4)))
-
-
-def no_update() -> Target:
-    target = holds()
-    target.optimizer.step = lambda *_: None  # type: ignore[assignment, method-assign]
-    return target
-
-
-def ragged() -> Target:
-    """Short examples: the batch is 10 long, the longest example of the data 4096."""
-    return holds(make_batch=lambda size: torch.zeros(size, 10))
-
-
 def broken(at: str) -> Target:
     def step(batch: Tensor) -> None:
         if len(batch) >= int(at):
@@ -124,22 +92,6 @@ def slow(at: str) -> Target:
         if len(batch) >= int(at):
             time.sleep(60)
 
-    return holds(step)
-
-
-def flaky(folder: str, at: str) -> Target:
-    """Runs `at` examples in its first process and never again."""
-    mark = os.path.join(folder, "ran")  # noqa: PTH118
-
-    def step(batch: Tensor) -> None:
-        if len(batch) >= int(at):
-            if os.path.exists(mark):  # noqa: PTH110
-                raise MemoryError("not again")
-            if step.calls == 2:  # type: ignore[attr-defined]
-                open(mark, "w").close()  # noqa: PTH123, SIM115
-            step.calls += 1  # type: ignore[attr-defined]
-
-    step.calls = 0  # type: ignore[attr-defined]
     return holds(step)
 
 

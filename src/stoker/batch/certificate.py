@@ -1,7 +1,7 @@
-"""What `stoker.batch.fit` certifies: a size that ran, under which limit, how it was found, and what fills the memory."""
+"""What `stoker.batch.fit` certifies: a size that ran, under which limit, how it was found, what fills the memory."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -108,6 +108,8 @@ class Fit:
     largest_layer: Layer | None
     levers: tuple[TracedLever, ...]
     """From the cheapest on, each pulled alone."""
+    environment: Mapping[str, str]
+    """Settings of the C library's allocator in the trials: on a CPU the certificate is for these; train with them."""
     notes: tuple[str, ...] = ()
 
     def for_update(self, examples_per_update: int) -> Accumulation:
@@ -161,6 +163,7 @@ def _head(fit: Fit) -> list[str]:
         f"{fit.size:,} {fit.unit} fit {where}, certified: {fit.steps} complete optimizer steps ran{each}",
         f"batch used        {'; '.join(fit.batch) or 'not shown by this workload'}",
         f"limit             {limit}, peak {_bytes(fit.peak_bytes)}, {fit.headroom:.0%} kept free",
+        *([f"environment       {' '.join(f'{k}={v}' for k, v in fit.environment.items())}"] if fit.environment else []),
         f"without headroom  {fit.without_headroom:,} {fit.unit}; {ends}",
     ]
 

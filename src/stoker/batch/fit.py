@@ -1,11 +1,11 @@
 """The largest batch that fits in memory, found by running complete steps, and certified by running them once more.
 
-    print(fit("train.py:make_target", limit_bytes=8 * 2**30))
+`print(fit("train.py:make_target", limit_bytes=8 * 2**30))` is all that it needs.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import psutil
@@ -18,7 +18,7 @@ from stoker.batch.levers import levers_of
 from stoker.batch.ranks import Agreement
 from stoker.batch.search import Observation, Search
 from stoker.batch.target import Maker, Target
-from stoker.batch.trials import Ending, Trials
+from stoker.batch.trials import Ending, Trials, environment
 from stoker.errors import ConfigError, RunError
 from stoker.record.memory import available_bytes
 
@@ -84,14 +84,16 @@ def fit(
             "a trial in a process of its own makes its own target: give the path of a function that makes one, "
             "'file.py:function', or in_process = True"
         )
-    found = runner.inspect()
-    limits = [bound for bound in (most, found["most"]) if bound is not None]
-    if limits and start > min(limits):
-        start = min(limits)
-    limit = limit_bytes if limit_bytes is not None else _default_limit(found, ranks, in_process)
-    least = min([found["least"], *limits])
-    seek = Search(max(start, least), min(limits, default=None), limit or found["capacity_bytes"], precision, least)
-    return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, on_trial).certified()
+    agreement = Agreement()
+    found = agreement.all_have(runner.inspect)
+    limit = agreement.smallest(_default_limit(found, ranks, in_process) if limit_bytes is None else limit_bytes)
+    largest = agreement.smallest(min((bound for bound in (most, found["most"]) if bound is not None), default=None))
+    capacity = agreement.smallest(limit or found["capacity_bytes"])
+    least: int = found["least"]
+    if largest is not None:
+        least, start = min(least, largest), min(start, largest)
+    seek = Search(max(start, least), largest, capacity, precision, least)
+    return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, agreement, on_trial).certified()
 
 
 def _default_limit(found: Mapping[str, Any], ranks: int, in_process: bool) -> int | None:
@@ -112,10 +114,10 @@ class _Fitting:
     headroom: float
     ranks: int
     in_process: bool
+    agreement: Agreement
     on_trial: Callable[[Trial, int | None], None] | None = None
     trials: list[Trial] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
-    agreement: Agreement = field(default_factory=Agreement)
 
     def certified(self) -> Fit:
         """Search under the whole limit, then under what the headroom leaves of it, then one more trial."""
@@ -128,7 +130,7 @@ class _Fitting:
             search, limit = whole, self.limit
         while not self._try(search.answer, limit, _CERTIFYING_STEPS).ran:
             search = self._searched(search.observe(Observation(search.answer, fits=False)), limit)
-        return self._certificate(whole, search.answer)
+        return self._certificate(whole if self.headroom else search, search.answer)
 
     def _searched(self, search: Search, limit: int | None) -> Search:
         while (size := search.next_size()) is not None:
@@ -138,10 +140,13 @@ class _Fitting:
                 left = search.trials_left()
                 self.on_trial(trial, None if left is None else left + 1)  # the one that certifies
         if search.answer == 0:
-            last = next(trial for trial in reversed(self.trials) if not trial.ran)
+            least = search.first_failed
+            reasons = [trial.reason for trial in self.trials if trial.size == least and not trial.ran]
             raise RunError(
-                f"not even {last.size} {self.found['unit']} fits under {limit} bytes ({last.reason}): a smaller model, "
-                "16-bit weights or adapters, shorter examples, or more memory"
+                f"not even {least} {self.found['unit']} fits under "
+                f"{'what the device has' if limit is None else f'{limit:,} bytes'} "
+                f"({reasons[-1] if reasons else 'its peak is above that'}): a smaller model, 16-bit weights or "
+                "adapters, shorter examples, or more memory"
             )
         return search
 
@@ -166,15 +171,15 @@ class _Fitting:
         return trial
 
     def _check_growth(self, size: int, told: Mapping[str, Any]) -> None:
-        """A batch maker that stops at what it has would let every size run."""
+        """A batch maker that stops at what it has would let every size run. Padding may make near sizes equal."""
         last = self.told
-        if last and told["elements"] and (told["elements"] > last["elements"]) != (size > last["size"]):
-            if size == last["size"]:
-                return
+        if not last or not told["elements"]:
+            return
+        few, many = sorted([(last["size"], last["elements"]), (size, told["elements"])])
+        if many[0] >= 2 * few[0] and many[1] <= few[1]:
             raise RunError(
-                f"make_batch gave {told['elements']:,} numbers for {size} {self.found['unit']} and "
-                f"{last['elements']:,} for {last['size']}: it must give as many as it is asked for, or say by `most` "
-                "how many there are"
+                f"make_batch gave {many[1]:,} numbers for {many[0]} {self.found['unit']} and {few[1]:,} for {few[0]}: "
+                "it must give as many as it is asked for, or say by `most` how many there are"
             )
 
     def _certificate(self, whole: Search, size: int) -> Fit:
@@ -183,7 +188,11 @@ class _Fitting:
         parts = parts_of_peak(trace, self.told["parts"], ran, size, last.peak_bytes)
         failed = next((one for one in self.trials if one.size == whole.first_failed and not one.ran), None)
         sized = [part for part in parts if part.measured]
-        levers = levers_of(trace, size, self.told["parts"].get("states", 0), growth(ran), self.found["unit"]) if trace else ()
+        levers = (
+            levers_of(trace, size, self.told["parts"].get("states", 0), growth(ran), self.found["unit"])
+            if trace
+            else ()
+        )
         return Fit(
             unit=self.found["unit"],
             size=size,
@@ -204,6 +213,7 @@ class _Fitting:
             limiting=max(sized, key=lambda part: part.measured or 0).name if sized else None,
             largest_layer=largest_layer(trace, size),
             levers=levers,
+            environment={} if self.in_process or torch.device(self.found["device"]).type != "cpu" else environment(),
             notes=self._notes(failed),
         )
 
@@ -212,14 +222,15 @@ class _Fitting:
         if self.found["trace"] is None:
             notes.append(f"no layers and no levers: {self.found['untraced']}")
         if failed is not None and failed.end == "killed":
-            notes.append("the host's memory ended it, not the device's: fewer loader workers, or a smaller prefetch_factor")
+            notes.append(
+                "the host's memory ended it: fewer loader workers, or a smaller prefetch_factor, leave more of it"
+            )
         return tuple(notes)
 
 
 def _carried(whole: Search, under: int) -> Search:
     """What the search under the whole limit says of a smaller one: sizes whose peak is above it don't fit."""
-    start = Search(whole.answer, whole.answer, under, whole.precision, whole.least)
-    for one in whole.seen:
-        if not one.fits or one.peak_bytes is not None:
-            start = start.observe(replace(one, fits=one.fits and one.peak_bytes is not None and one.peak_bytes <= under))
-    return start
+    fits = [one for one in whole.seen if one.fits and one.peak_bytes is not None and one.peak_bytes <= under]
+    fails = [one.size for one in whole.seen if not one.fits or (one.peak_bytes or 0) > under]
+    seen = (*fits, *([Observation(min(fails), fits=False)] if fails else []))
+    return Search(whole.answer, whole.answer, under, whole.precision, whole.least, seen)

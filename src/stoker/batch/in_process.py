@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from stoker.batch.limits import Meter, capacity_bytes
+from stoker.batch.limits import Meter
 from stoker.batch.rehearsal import Rehearsal, rehearse
 from stoker.batch.target import Target
 from stoker.batch.trial import described, ended_by

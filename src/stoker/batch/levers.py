@@ -37,6 +37,7 @@ def levers_of(
     What is without effect here (a mixed precision of 16-bit weights, states that aren't there) isn't in it.
     """
     kept = {layer["name"]: layer["fixed"] + layer["per_unit"] * size for layer in trace["layers"]}
+    grown = sum(layer["per_unit"] for layer in trace["layers"]) * size
     inside = sum(kept.values()) - kept.get("batch", 0.0)
     keeping = sum(bytes_ > 0 for name, bytes_ in kept.items() if name not in ("batch", "loss"))
     fp32 = trace["weight_bytes"] >= 4 * trace["parameters"] > 0
@@ -57,7 +58,7 @@ def levers_of(
         ),
         (
             f"half the micro-batch, accumulated twice ({size // 2} {unit})",
-            inside * _HALF if size > 1 else 0,
+            grown * _HALF if size > 1 else 0,
             "the same gradient in twice as many passes",
             "stoker.batch.accumulate",
         ),

@@ -39,7 +39,8 @@ class Meter:
 
     def __init__(self, *, fresh: bool) -> None:
         """`fresh`: nothing of the target's has been in this process. Where it has, a CPU's peak is of resident memory,
-        which can be counted anew; that of the address space can't."""
+        which can be counted anew; that of the address space can't.
+        """
         self.fresh = fresh
         self._before = _status("VmSize" if fresh else "VmRSS")
         if not fresh and self._before is not None:

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import distributed
 
 from stoker.batch.trials import Ending
-from stoker.errors import RunError, StokerError
+from stoker.errors import RunError
 
 __all__ = ["Agreement"]
 
 _ENDS = ("error", "out of memory", "killed", "deadline", "ran")
 """From the worst to the best: what all agree on is the worst."""
+_NONE = 2**62
 
 
 class Agreement:
@@ -27,15 +29,36 @@ class Agreement:
             # On the CPU, whatever the default group is: what is agreed on is that a device's memory is full.
             self._group = distributed.new_group(backend="gloo")
 
+    def all_have(self, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What each finds of itself. An error of one rank is raised on all: none waits for it."""
+        if self._group is None:
+            return look()
+        found: dict[str, Any] = {}
+
+        def looked() -> Ending:
+            found.update(look())
+            return Ending("ran", {}, "", "")
+
+        self.reached(looked)
+        return found
+
+    def smallest(self, value: int | None) -> int | None:
+        """Of those that have one."""
+        if self._group is None:
+            return value
+        mine = torch.tensor(_NONE if value is None else value)
+        distributed.all_reduce(mine, distributed.ReduceOp.MIN, group=self._group)
+        return None if mine == _NONE else int(mine)
+
     def reached(self, trial: Callable[[], Ending]) -> Ending:
         """What all agree on: the worst ending, and the largest peak. An error of one rank is raised on all."""
         if self._group is None:
             return trial()
-        error: StokerError | None = None
+        error: Exception | None = None
         ending: Ending | None = None
         try:
             ending = trial()
-        except StokerError as caught:
+        except Exception as caught:
             error = caught
         end = _ENDS.index(ending.end) if ending else 0
         peak = ending.told.get("peak_bytes") or 0 if ending else 0
@@ -46,7 +69,7 @@ class Agreement:
         if error is not None:
             raise error
         if ending is None or _ENDS[worst] == "error":
-            raise RunError(f"the trial failed on rank {rank}: see its error there")
+            raise RunError(f"a trial, or the making of its target, failed on rank {rank}: see the error there")
         if ending.end != _ENDS[worst]:
             return Ending(_ENDS[worst], {}, f"on rank {rank}", "")
         peak = max(int(one[1]) for one in all_)

@@ -54,7 +54,7 @@ def rehearse(
         updates += 1
 
     device, seconds = workload.device, []
-    with _watched(workload, batches.append, updated) as shown:
+    with _Watched(workload, batches.append, updated) as shown:
         for step in range(steps):
             said(f"step {step + 1}")
             start = time.perf_counter()
@@ -79,7 +79,7 @@ def rehearse(
     )
 
 
-class _watched:
+class _Watched:
     """Within, a target's batches and updates are noted; gives whether the workload is one that shows them."""
 
     def __init__(self, workload: Workload, seen: Callable[[Any], None], updated: Callable[..., None]) -> None:

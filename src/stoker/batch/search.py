@@ -5,6 +5,7 @@ trials and decides nothing: the answer is a size that ran, and the size just abo
 slope misleads, steps that double, and then halving, close in on the limit.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -45,7 +46,9 @@ class Search:
 
     def __post_init__(self) -> None:
         if self.start < self.least or self.least < 1 or (self.most is not None and self.most < 1):
-            raise ValueError(f"least {self.least}, most {self.most}: at least 1; start {self.start}: no less than the least")
+            raise ValueError(
+                f"least {self.least}, most {self.most}: at least 1; start {self.start}: at least the least"
+            )
 
     @property
     def first_failed(self) -> int | None:
@@ -118,7 +121,7 @@ class Search:
         """Once something failed: near the predicted limit first, then in steps that double, then halving."""
         results = [one.fits for one in self.seen]
         since = results[results.index(False) :]
-        turns = sum(before != after for before, after in zip(since, since[1:], strict=False))
+        turns = sum(before != after for before, after in itertools.pairwise(since))
         middle = (low + high) // 2
         predicted = self.predicted_limit()
         if predicted is None or turns > 1:

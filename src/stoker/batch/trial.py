@@ -46,9 +46,7 @@ def _try(request: dict[str, Any], say: Say) -> dict[str, Any]:
     workload, meter = _made(request)
     say(at="made", device=str(workload.device))
     with meter.limited(workload.device, request["limit_bytes"]):
-        done = rehearse(
-            workload, request["size"], request["steps"], meter, request["longest"], lambda at: say(at=at)
-        )
+        done = rehearse(workload, request["size"], request["steps"], meter, request["longest"], lambda at: say(at=at))
     return {"end": "ran"} | vars(done)
 
 
@@ -68,8 +66,10 @@ def described(workload: Workload) -> dict[str, Any]:
     sizes = _TRACED if workload.most is None or workload.most >= _TRACED[1] else (1, 2)
     try:
         seen = trace(workload, sizes).to_json()
-    except StokerError as error:
-        return found | {"untraced": str(error)}
+    except Exception as error:
+        if not (isinstance(error, StokerError) or is_out_of_memory(error)):
+            raise  # it would fail in every trial: surfaces now
+        return found | {"untraced": f"{type(error).__name__}: {error}"}
     optimizer = {"states_per_weight": states_per_weight(workload.optimizer), "device": device.type}
     return found | {"trace": seen | optimizer, "untraced": ""}
 

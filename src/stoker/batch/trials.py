@@ -19,8 +19,12 @@ from stoker.batch.out_of_memory import crash_says_out_of_memory
 from stoker.batch.target import Maker
 from stoker.errors import RunError
 
-__all__ = ["Ending", "Trials"]
+__all__ = ["Ending", "Trials", "environment"]
 
+_ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
+"""Of glibc, which reads them as a process starts. Further arenas reserve address space, 64 MB a thread, that holds
+nothing. And a threshold that is set stays: left alone it grows to 32 MB, freed tensors of less stay in a heap full of
+holes, and the peak of the same steps is another in each process, by a fifth and more (docs/fit.md)."""
 _GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.02
 _SHOWN_CHARACTERS = 4000
@@ -41,6 +45,11 @@ class Ending:
     """The traceback, or the end of its output."""
 
 
+def environment() -> dict[str, str]:
+    """The allocator's settings in a trial; one that this process has been given stays."""
+    return {key: os.environ.get(key, value) for key, value in _ALLOCATOR.items()}
+
+
 @dataclass(frozen=True)
 class Trials:
     """Runs trials of one target."""
@@ -52,7 +61,7 @@ class Trials:
     longest: int | None = None
 
     def inspect(self) -> dict[str, Any]:
-        """Unit, most, device, capacity and trace of the target. RunError, with the traceback, where it can't be made."""
+        """Unit, most, device, capacity and trace of the target. RunError with the traceback where it can't be made."""
         (ending,) = self._run(1, {"inspect": True, "size": 0, "steps": 0, "limit_bytes": None})
         if ending.end != "ran":
             raise RunError(f"the target '{self.maker.path}' can't be tried: {ending.reason}\n{ending.text}")
@@ -108,16 +117,14 @@ class Trials:
 
 
 def _start(folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    # Further arenas reserve address space, 64 MB a thread, that holds nothing: a limit on address space would count it.
-    environment.setdefault("MALLOC_ARENA_MAX", "1")
+    group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
     with (folder / f"output-{rank}").open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "stoker.batch.trial", str(folder / "request.json"), str(folder / f"lines-{rank}")],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment if ranks > 1 else os.environ | {"MALLOC_ARENA_MAX": environment["MALLOC_ARENA_MAX"]},
+            env={**os.environ, **environment(), **group},
             start_new_session=True,  # its workers end with it
         )
 
