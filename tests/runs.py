@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from stoker.batch.certificate import Fit, Trial
 from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
 from stoker.record.read import Run
@@ -69,3 +70,34 @@ def final_weights(result: Result) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def found_fit(size: int, **fields: Any) -> Fit:
+    """A fit of two trials that gave `size` tokens under 2 GiB."""
+    trials = (
+        Trial(707, "out of memory", 0, None, None, 2.0, 2**31, "MemoryError: "),
+        Trial(size, "ran", 5, 10**9, 0.5, 3.0, 2**31),
+    )
+    given: dict[str, Any] = {
+        "unit": "tokens",
+        "size": size,
+        "without_headroom": 700,
+        "first_failed": 707,
+        "bound": "memory",
+        "steps": 5,
+        "batch": (),
+        "limit_bytes": 2**31,
+        "headroom": 0.05,
+        "device": "cpu",
+        "ranks": 1,
+        "in_process": False,
+        "peak_bytes": 10**9,
+        "seconds_per_step": 0.5,
+        "trials": trials,
+        "parts": (),
+        "limiting": None,
+        "largest_layer": None,
+        "levers": (),
+        "environment": {},
+    }
+    return Fit(**(given | fields))

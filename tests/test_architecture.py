@@ -20,8 +20,12 @@ LONGEST_MODULE = 300
 LONGEST_FUNCTION = 60
 TORCH_FREE = (
     "stoker.config",
+    "stoker.batch.account",
+    "stoker.batch.certificate",
     "stoker.batch.flops",
+    "stoker.batch.levers",
     "stoker.batch.plan",
+    "stoker.batch.search",
     "stoker.batch.translate",
     "stoker.record",
     "stoker.report",

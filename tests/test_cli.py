@@ -108,6 +108,15 @@ def test_dry_run_prints_config_plan_and_warnings_and_runs_nothing(run_file: Path
     assert not (tmp_path / "runs").exists()
 
 
+def test_dry_run_leaves_an_automatic_micro_batch_to_the_start(run_file: Path) -> None:
+    automatic = ["train", str(run_file), "--dry-run", "update.tokens_per_microbatch=auto"]
+    done = runner.invoke(app, automatic)
+    assert done.exit_code == 0, done.output
+    assert "update.tokens_per_microbatch = 'auto': decided at the start by the fit" in done.output
+    plan = json.loads(runner.invoke(app, [*automatic, "--json"]).output)["batch_plan"]
+    assert plan["tokens_per_microbatch"] is None
+
+
 def test_dry_run_as_json(run_file: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file), "--dry-run", "rewards.0.function=gone.py:fn"])
     assert "warning: rewards.0.function = 'gone.py:fn': there is no gone.py" in done.output

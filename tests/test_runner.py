@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from stoker import runner, wiring
 from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
+from stoker.engine.local import assembly
 from stoker.engine.local.critic import start_critic
 from stoker.engine.local.learner import LocalLearner
 from stoker.engine.local.load import load_model
@@ -28,7 +29,7 @@ from stoker.record.metrics import undescribed
 from stoker.record.read import Run, read_samples
 from stoker.rl.types import Objective, TrainBatch
 from stoker.runner import train
-from tests.runs import ENDS_LOW, comparable, final_weights, quiet, same, short_run, victim
+from tests.runs import ENDS_LOW, comparable, final_weights, found_fit, quiet, same, short_run, victim
 
 REWARDS = f"""
 {ENDS_LOW}
@@ -305,7 +306,7 @@ def test_a_lost_reference_is_named_with_what_to_do(make_config: Callable[..., Ru
 def test_failure_05_an_unwritable_run_folder_fails_before_the_model_loads(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(assembly, "load_model", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="can't be written"):
         quiet(make_config(f'runs_dir="{tmp_path / "file"}"'))
@@ -392,7 +393,7 @@ def test_failure_23_everything_truncated_alarms_with_length_advice(
 def test_failure_25_too_few_rows_are_found_before_the_model_loads(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wiring, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(assembly, "load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(DataError, match=r"52 training rows .*prompts_per_step = 64"):
         quiet(make_config("sampling.prompts_per_step=64"))
 
@@ -470,3 +471,71 @@ def test_auto_dtype_is_chosen_once_and_stays_the_runs_own(
     assert config_load.load(folder / "config.toml").model.dtype == "bfloat16"
     saved = load_file(folder / "checkpoints" / "step_3" / "policy" / "model.safetensors")
     assert {tensor.dtype for tensor in saved.values()} == {torch.bfloat16}
+
+
+def test_an_automatic_micro_batch_is_found_once_and_stays_the_runs_own(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bit for bit: the resumed run cuts its updates as it did, whatever a fit would find now."""
+    asked: list[int] = []
+
+    def fit(config: RunConfig, prompt_tokens: int, on_trial: Callable[..., None]) -> Any:
+        asked.append(prompt_tokens)
+        found = found_fit(40)
+        for left, trial in zip((3, None), found.trials, strict=True):
+            on_trial(trial, left)
+        return found
+
+    monkeypatch.setattr(wiring, "fit_microbatch", fit)
+    automatic = ("update.tokens_per_microbatch=auto", "kl.coefficient=0.05")
+    whole = quiet(make_config("name=whole", "stop.steps=4", *automatic))
+    train(make_config("name=parts", "stop.steps=2", *automatic))
+    said = capsys.readouterr().out
+    assert "update.tokens_per_microbatch = 40: 700 tokens ran under 2 GiB, 707 ran out of memory" in said
+    assert "707 tokens: out of memory (2.0 s); about 3 more, ETA 0:00:06" in said
+    monkeypatch.setattr(wiring, "fit_microbatch", lambda *_: pytest.fail("the fit was made again"))
+    parts = quiet(make_config("name=parts", "stop.steps=4", *automatic), resume=True)
+    expected, found = comparable(whole.folder), comparable(parts.folder)
+    del found[2:], expected[2:]
+    assert found == expected
+    assert same(final_weights(whole), final_weights(parts))
+    assert asked == [4, 4], "the task's longest prompt, 'a+b='"
+    folder = parts.folder
+    assert config_load.load(folder / "config.toml").update.tokens_per_microbatch == 40
+    assert json.loads((folder / "batch_plan.json").read_text())["tokens_per_microbatch"] == 40
+    assert json.loads((folder / "fit.json").read_text())["size"] == 40
+    assert [event["tokens_per_microbatch"] for event in Run.load(folder).events if event["kind"] == "fit"] == [40]
+    assert Run.load(folder).metrics[-1]["batch/tokens_per_microbatch"] == 40
+    changed = quiet(
+        make_config("name=parts", "stop.steps=5", "update.tokens_per_microbatch=50"), resume=True, allow_changes=True
+    )
+    assert Run.load(changed.folder).metrics[-1]["batch/tokens_per_microbatch"] == 50, "a number of one's own counts"
+
+
+def test_a_signal_ends_a_fit_at_once(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit(*_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(wiring, "fit_microbatch", fit)
+    result = quiet(make_config("update.tokens_per_microbatch=auto"))
+    assert (result.exit_code, result.step) == (143, 0)
+    assert "start the run again" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_automatic_micro_batch_by_real_trials(make_config: Callable[..., RunConfig]) -> None:
+    tiny = (
+        "sampling.prompts_per_step=1",
+        "sampling.samples_per_prompt=2",
+        "stop.steps=1",
+        "validation.every_samples=0",
+    )
+    result = quiet(make_config("update.tokens_per_microbatch=auto", "model.device=cpu", *tiny))
+    found = json.loads((result.folder / "fit.json").read_text())
+    # 2 samples of a prompt of 4 tokens and an answer of 4, its last one left out
+    assert (found["size"], found["bound"], found["unit"]) == (14, "data", "tokens")
+    assert {trial["end"] for trial in found["trials"]} == {"ran"}
+    assert config_load.load(result.folder / "config.toml").update.tokens_per_microbatch == 14

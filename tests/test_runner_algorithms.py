@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker import wiring
 from stoker.config.algorithm import RECIPES
 from stoker.config.schema import RunConfig
+from stoker.engine.local import assembly
 from stoker.errors import ConfigError
 from stoker.record.metrics import undescribed
 from stoker.record.read import Run, read_samples
@@ -133,7 +133,7 @@ def test_a_users_own_advantage_and_loss(make_config: Callable[..., RunConfig], t
 def test_a_file_that_changed_between_two_runs_is_read_again(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    monkeypatch.setattr(wiring, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(assembly, "load_model", lambda *_: pytest.fail("the model was loaded"))
     path = f"{tmp_path / 'own.py'}:halves"
     advantages.estimator(path), losses.surrogate(path)
     (tmp_path / "own.py").write_text("")
@@ -145,6 +145,6 @@ def test_a_file_that_changed_between_two_runs_is_read_again(
 def test_a_path_that_leads_nowhere_is_found_before_the_model_loads(
     make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
-    monkeypatch.setattr(wiring, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(assembly, "load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigError, match=rf"algorithm.{key} .* has no 'plane'"):
         quiet(make_config(f'algorithm.{key}="{tmp_path / "own.py"}:plane"'))

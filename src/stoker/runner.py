@@ -65,7 +65,7 @@ def train(
     with open_attempt(config, resume=resume, mode=mode) as attempt:
         try:
             saved = _saved_config(attempt) if resume else None
-            config = _with_dtype(attempt, config, saved)
+            config = _with_tokens(_with_dtype(attempt, config, saved), saved)
             if saved is not None:
                 _compare(attempt, saved, config, allow_changes)
             run = build(config, attempt, rows, profile_steps=profile_steps)
@@ -111,6 +111,14 @@ def _with_dtype(attempt: Attempt, config: RunConfig, saved: RunConfig | None) ->
         f"model.dtype = {chosen} ({'as the run began' if saved else f'the fastest on this {device.type}'})"
     )
     return config.model_copy(update={"model": config.model.model_copy(update={"dtype": chosen})})
+
+
+def _with_tokens(config: RunConfig, saved: RunConfig | None) -> RunConfig:
+    """A resume keeps the micro-batch that the run's first start found: `auto` is decided once."""
+    if saved is None or config.update.tokens_per_microbatch != "auto":
+        return config
+    kept = {"tokens_per_microbatch": saved.update.tokens_per_microbatch}
+    return config.model_copy(update={"update": config.update.model_copy(update=kept)})
 
 
 def _compare(attempt: Attempt, saved: RunConfig, config: RunConfig, allow_changes: bool) -> None:

@@ -103,6 +103,9 @@ def small(config: RunConfig, runs_dir: str) -> RunConfig:
         "max_new_tokens": min(TOKENS, config.sampling.max_new_tokens),
     }
     sets = tuple(one.model_copy(update={"rows": min(one.rows or HELD_OUT, HELD_OUT)}) for one in config.validation.sets)
+    update: dict[str, Any] = {"samples_per_update": 0}
+    if config.update.tokens_per_microbatch == "auto":  # a fit takes longer than this step
+        update["tokens_per_microbatch"] = config.task.max_prompt_tokens + sampling["max_new_tokens"]
     validation = {"holdout": min(config.validation.holdout, HELD_OUT), "sets": sets}
     warm_updates = min(WARM_UPDATES, config.warm_start.updates)
     return config.model_copy(
@@ -112,7 +115,7 @@ def small(config: RunConfig, runs_dir: str) -> RunConfig:
             "sampling": config.sampling.model_copy(update=sampling),
             "validation": config.validation.model_copy(update=validation),
             "warm_start": config.warm_start.model_copy(update={"updates": warm_updates}),
-            "update": config.update.model_copy(update={"samples_per_update": 0}),
+            "update": config.update.model_copy(update=update),
             "stop": config.stop.model_copy(update={"steps": 1}),
             "record": config.record.model_copy(update={"samples_every_steps": 1, "trackers": ()}),
         }

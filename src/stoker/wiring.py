@@ -4,27 +4,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from stoker.batch import plan as batch_plan
+from stoker.batch.certificate import Trial
 from stoker.config import load as config_load
 from stoker.config import secrets
-from stoker.config.schema import Model, RunConfig
-from stoker.engine.checkpoint import policy_folder
-from stoker.engine.local.fused import prepare_update
-from stoker.engine.local.learner import LocalLearner
-from stoker.engine.local.load import (
-    adapters_to_train,
-    count_parameters,
-    count_planned,
-    exact_weights,
-    load_model,
-    load_tokenizer,
-)
-from stoker.engine.local.sampler import LocalSampler
+from stoker.config.schema import RunConfig
+from stoker.engine.fitting import explained, fit_microbatch
+from stoker.engine.local.assembly import assemble, policy_source
+from stoker.engine.local.load import count_planned, load_tokenizer
 from stoker.engine.profiling import Profiler
 from stoker.engine.resume import RunCheckpoints
 from stoker.engine.trackers import open_trackers
@@ -33,7 +24,7 @@ from stoker.record import environment
 from stoker.record.clock import Clock
 from stoker.record.disk import Patience, write_json, write_text
 from stoker.record.folder import RunFolder
-from stoker.record.progress import Mode, Progress
+from stoker.record.progress import Mode, Progress, duration
 from stoker.record.write import Recorder
 from stoker.rl import advantages, losses, rewards, tasks
 from stoker.rl.interrupt import Interrupt
@@ -41,7 +32,7 @@ from stoker.rl.kl import KlState
 from stoker.rl.run import Run
 from stoker.rl.state import RunState
 
-__all__ = ["Attempt", "add_trackers", "answer_encoder", "build", "open_attempt", "planned", "policy_source"]
+__all__ = ["Attempt", "add_trackers", "answer_encoder", "build", "open_attempt", "planned"]
 
 
 @dataclass(frozen=True)
@@ -72,14 +63,6 @@ def open_attempt(config: RunConfig, *, resume: bool, mode: Mode) -> Iterator[Att
         yield Attempt(folder, recorder, clock, display, interrupt, stack)
 
 
-def policy_source(config: RunConfig) -> Model:
-    """What the policy is loaded from: start_from where there is one, else model.path."""
-    if not config.start_from:
-        return config.model
-    path = str(policy_folder(Path(config.start_from)))
-    return config.model.model_copy(update={"path": path, "from_scratch": False})
-
-
 def planned(config: RunConfig) -> tuple[batch_plan.BatchPlan, str]:
     """The plan before anything is loaded, and why the model's size isn't in it, where it isn't."""
     try:
@@ -94,7 +77,6 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
 
     `profile_steps`: how many steps after the first to profile.
     """
-    source = policy_source(config)
     attempt.display.phase("setup")
     torch.manual_seed(config.seed)  # a model's own code may draw; stoker's draws don't use torch's generator
     for of_user in (advantages.estimator, losses.surrogate):
@@ -104,23 +86,20 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     losses.surrogate(config.algorithm.loss)
     suite = rewards.build(config.rewards)  # its faults, too, show before a model loads
     attempt.closing.callback(suite.close)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(policy_source(config))
     data = tasks.load(config, tokenizer, rows)
-    model = load_model(source, config.seed)
-    parameters = count_parameters(model)
-    adapters = adapters_to_train(model, config, source.path)
-    norms_and_gates = prepare_update(model, compiled=config.update.compiled)
-    plan = batch_plan.make(config, parameters, count_parameters(model, trained=True))
-    exact = exact_weights(source, model, config.seed) if adapters is None else {}
-    learner = LocalLearner(config, model, tokenizer, total_samples=plan.total_samples, adapters=adapters, exact=exact)
+    if config.update.tokens_per_microbatch == "auto":
+        prompts = [prompt for found in data.validation.values() for prompt in found]
+        longest = max([data.train.longest, *(len(prompt.token_ids) for prompt in prompts)])
+        config = _fitted(config, attempt, longest)
+    engine = assemble(config, tokenizer)
+    plan, learner, sampler = engine.plan, engine.learner, engine.sampler
     attempt.folder.require_free(learner.checkpoint_bytes(), "a checkpoint")
-    sampling = config.sampling
-    sampler = LocalSampler(model, tokenizer, concurrent_samples=sampling.concurrent_samples, compiled=sampling.compiled)
     facts = environment.collect(
-        device=str(model.device),
+        device=str(engine.model.device),
         threads=torch.get_num_threads(),
         sampling=sampler.arithmetic,
-        update=_update_arithmetic(norms_and_gates, learner.arithmetic),
+        update=engine.update_arithmetic,
     )
     for warning in plan.warnings:
         attempt.recorder.event("warning", warning)
@@ -144,15 +123,11 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     run.tell([*data.notes, *learner.notes, *sampler.notes])
     sampler.on_progress = _sampling_progress(run)
     if profile_steps:
-        run.watchers.append(attempt.closing.enter_context(Profiler(run, model, attempt.folder.path, profile_steps)))
+        run.watchers.append(
+            attempt.closing.enter_context(Profiler(run, engine.model, attempt.folder.path, profile_steps))
+        )
     _write_facts(attempt.folder, config, plan, facts)
     return run
-
-
-def _update_arithmetic(norms_and_gates: str, attention: str) -> str:
-    """What computes an update, for a manifest."""
-    same = norms_and_gates == attention
-    return attention if same else f"norms and gates {norms_and_gates}, attention {attention}"
 
 
 def add_trackers(run: Run, attempt: Attempt) -> None:
@@ -176,6 +151,43 @@ def answer_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         return [*tokenizer(text, add_special_tokens=False).input_ids, *end]
 
     return encode
+
+
+def _fitted(config: RunConfig, attempt: Attempt, prompt_tokens: int) -> RunConfig:
+    """The config with the micro-batch that fits in the place of `auto`; said, and every trial kept in fit.json."""
+    attempt.display.say(
+        "update.tokens_per_microbatch = auto: trying steps of growing size in processes of their own, with prompts of "
+        f"{prompt_tokens} tokens and answers of {config.sampling.max_new_tokens}"
+    )
+    attempt.display.phase("fit")
+    attempt.interrupt.at_once = True  # a trial takes long, and nothing is lost with it
+    try:
+        found = fit_microbatch(config, prompt_tokens, _trial_progress(attempt.display))
+    finally:
+        attempt.interrupt.at_once = False
+    write_json(attempt.folder.path / "fit.json", found.to_json())
+    text = explained(found)
+    attempt.recorder.event("fit", text, tokens_per_microbatch=found.size)
+    attempt.display.say(text)
+    attempt.display.phase("setup")
+    return config.model_copy(update={"update": config.update.model_copy(update={"tokens_per_microbatch": found.size})})
+
+
+def _trial_progress(display: Progress) -> Callable[[Trial, int | None], None]:
+    seconds: list[float] = []
+
+    def report(trial: Trial, left: int | None) -> None:
+        seconds.append(trial.seconds)
+        ended = trial.end if trial.peak_bytes is None else f"{trial.end}, peak {trial.peak_bytes / 2**30:.3g} GiB"
+        line = f"  {trial.size:,} tokens: {ended} ({trial.seconds:.1f} s)"
+        if left is not None:
+            recent = seconds[-3:]
+            eta = f"ETA {duration(left * sum(recent) / len(recent))}"
+            display.advance(len(seconds), len(seconds) + left, f"trials  {eta}")
+            line += f"; about {left} more, {eta}"
+        display.say(line)
+
+    return report
 
 
 def _sampling_progress(run: Run) -> Callable[[int, int, int], None]:

@@ -160,6 +160,15 @@ def test_a_sample_that_can_not_fit_a_microbatch_warns() -> None:
     assert "tokens_per_microbatch" not in warnings("update.tokens_per_microbatch=1280")
 
 
+def test_a_microbatch_left_to_the_fit_is_no_number_yet() -> None:
+    made = plan.make(run("update.tokens_per_microbatch=auto"))
+    (row,) = [row for row in made.rows() if row.name == "tokens per micro-batch"]
+    assert (row.value, row.how) == ("auto", "update.tokens_per_microbatch = 'auto': decided at the start by the fit")
+    assert "tokens_per_microbatch" not in "".join(made.warnings)
+    assert plan.from_json(made.to_json()) == made
+    assert made.tokens_per_microbatch is None
+
+
 @pytest.mark.parametrize(
     ("fraction", "warns"), [(0.0, True), (0.019, True), (0.02, False), (0.05, False), (0.06, True)]
 )

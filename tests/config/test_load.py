@@ -96,6 +96,13 @@ def test_unknown_key_names_its_path_and_the_nearest(patch: dict[str, object], ex
         ({"optimizer": {"betas": [0.9, 0.9, 0.9]}}, "optimizer.betas: needs at most 2 entries, 3 given"),
         ({"kl": {"coefficient": float("inf")}}, "kl.coefficient = inf: must be a finite number"),
         ({"rewards": [{"function": "math", "weight": float("nan")}]}, "rewards.0.weight = nan: must be a number"),
+        *[
+            (
+                {"update": {"tokens_per_microbatch": value}},
+                f"_microbatch = {value!r}: must be a whole number above 0, or 'auto'",
+            )
+            for value in (0, 16.0, True, "4096", "Auto")
+        ],
         ({"update": {"samples_per_update": 7}}, "does not divide the 128 samples of a step"),
     ],
 )
@@ -104,6 +111,15 @@ def test_wrong_values_say_what_was_given_and_what_is_allowed(patch: dict[str, ob
     assert expected in text
     assert "pydantic" not in text
     assert "validation error" not in text
+
+
+def test_a_micro_batch_may_be_left_to_the_fit() -> None:
+    config = from_dict(MINIMAL, ["update.tokens_per_microbatch=auto"])
+    assert config.update.tokens_per_microbatch == "auto"
+    assert from_dict(tomllib.loads(to_toml(config))) == config
+    with pytest.raises(ConfigError, match=r"'auto' becomes a number when a run starts .*here give one"):
+        config.update.microbatch_tokens  # noqa: B018
+    assert from_dict(MINIMAL).update.microbatch_tokens == 4096
 
 
 def test_missing_keys_say_what_to_write() -> None:

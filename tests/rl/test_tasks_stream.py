@@ -112,3 +112,12 @@ def test_restore_refuses_other_rows_and_other_sources() -> None:
         stream({"a": 6}).restore(saved)
     with pytest.raises(CheckpointError, match="task sources are a, the run's b"):
         stream({"b": 5}).restore(saved)
+
+
+def test_the_longest_prompt_of_all_sources() -> None:
+    lengths = {"a": [3, 7, 1], "b": [5]}
+    prompts = {
+        name: [Prompt(f"{name}:{place}", (0,) * length, "", None) for place, length in enumerate(found)]
+        for name, found in lengths.items()
+    }
+    assert PromptStream(prompts, {"a": 1.0, "b": 1.0}, seed=0).longest == 7

@@ -63,9 +63,10 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             f"contrast are frequent; {FEW_SAMPLES} is the floor unless rewards are dense"
         )
     longest = config.task.max_prompt_tokens + config.sampling.max_new_tokens
-    if longest > config.update.tokens_per_microbatch:
+    ceiling = config.update.tokens_per_microbatch
+    if ceiling != "auto" and longest > ceiling:
         yield (
-            f"update.tokens_per_microbatch = {config.update.tokens_per_microbatch}: the longest possible sample has "
+            f"update.tokens_per_microbatch = {ceiling}: the longest possible sample has "
             f"{longest} tokens ({config.task.max_prompt_tokens} of prompt + {config.sampling.max_new_tokens} new) and "
             f"would not fit; set it to at least {longest}, or lower task.max_prompt_tokens"
         )

@@ -52,8 +52,8 @@ class BatchPlan:
     """At most: dynamic sampling draws prompts until the step is full."""
     sampled_tokens_per_step: int
     """At most: every draw taken, every answer as long as allowed."""
-    tokens_per_microbatch: int
-    """A ceiling on padded tokens in one forward/backward."""
+    tokens_per_microbatch: int | None
+    """A ceiling on padded tokens in one forward/backward; None: a fit decides when the run starts."""
     concurrent_samples: int
     steps: int
     total_samples: int
@@ -142,7 +142,7 @@ def make(config: RunConfig, parameters: int | None = None, trained_parameters: i
         greedy_samples_per_step=greedy,
         draws_per_step=draws,
         sampled_tokens_per_step=draws * (samples_per_step + greedy) * sampling.max_new_tokens,
-        tokens_per_microbatch=update.tokens_per_microbatch,
+        tokens_per_microbatch=None if update.tokens_per_microbatch == "auto" else update.tokens_per_microbatch,
         concurrent_samples=sampling.concurrent_samples,
         steps=config.stop.steps,
         total_samples=total_samples,
@@ -219,6 +219,9 @@ def _beside_the_samples(p: BatchPlan) -> tuple[Row, ...]:
 
 
 def _update_rows(p: BatchPlan) -> tuple[Row, ...]:
+    ceiling, how = "auto", "update.tokens_per_microbatch = 'auto': decided at the start by the fit"
+    if p.tokens_per_microbatch is not None:
+        ceiling, how = f"{p.tokens_per_microbatch:,}", "update.tokens_per_microbatch (memory only)"
     return (
         Row(
             "samples per update",
@@ -244,10 +247,10 @@ def _update_rows(p: BatchPlan) -> tuple[Row, ...]:
         ),
         Row(
             "tokens per micro-batch",
-            f"{p.tokens_per_microbatch:,}",
+            ceiling,
             "padded tokens",
             "one forward/backward, ceiling",
-            "update.tokens_per_microbatch (memory only)",
+            how,
         ),
     )
 

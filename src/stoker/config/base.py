@@ -1,8 +1,9 @@
 """What every table of the run file builds on: its strictness and its kinds of number."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 __all__ = [
     "BUILT_IN_REWARDS",
@@ -15,6 +16,7 @@ __all__ = [
     "NonNegativeInt",
     "Positive",
     "PositiveInt",
+    "PositiveIntOrAuto",
     "Section",
     "Text",
 ]
@@ -33,6 +35,16 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 BUILT_IN_REWARDS = ("math", "exact")
 _LARGEST = 3.4e38
 """About what float32 holds, in which these numbers meet tensors."""
+
+
+def _count_or_auto(value: Any) -> Any:
+    """One complaint, where a union would make one for each of its members."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise PydanticCustomError("count_or_auto", "must be a whole number above 0, or 'auto'")
+
+
+PositiveIntOrAuto = Annotated[PositiveInt | Literal["auto"], PlainValidator(_count_or_auto)]
 
 
 class Section(BaseModel):

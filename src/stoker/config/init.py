@@ -156,7 +156,7 @@ def _running(answers: Answers) -> str:
     return f"""\
 [update]
 samples_per_update = 0  # samples behind one optimizer step; 0: the whole step, so the policy stays on-policy
-tokens_per_microbatch = 4096  # memory and speed only, never the gradient; lower it when memory runs out
+tokens_per_microbatch = 4096  # memory and speed only, never the gradient; lower it when memory runs out, or "auto"
 
 [stop]
 steps = {answers.steps}

@@ -18,12 +18,14 @@ from stoker.config.base import (
     NonNegativeInt,
     Positive,
     PositiveInt,
+    PositiveIntOrAuto,
     Section,
     Text,
 )
 from stoker.config.model import Lora, Model, Reference
 from stoker.config.reward import Reward
 from stoker.config.task import Source, Task, Validation, ValidationSet
+from stoker.errors import ConfigError
 
 __all__ = [
     "Algorithm",
@@ -163,8 +165,9 @@ class Update(Section):
     """Samples behind one optimizer step, over all micro-batches and ranks; 0: all samples of the step."""
     epochs_per_step: PositiveInt = 1
     """Passes over a step's samples (PPO: 1-4)."""
-    tokens_per_microbatch: PositiveInt = 4096
-    """Ceiling on padded tokens in one forward/backward; changes memory and speed, never the gradient."""
+    tokens_per_microbatch: PositiveIntOrAuto = 4096
+    """Ceiling on padded tokens in one forward/backward; changes memory and speed, never the gradient. `auto`: the most
+    that memory holds, found when the run starts by trying steps in processes of their own, and kept for its life."""
     logits_per_chunk: PositiveInt = 1024
     """Positions whose vocabulary logits are in memory at once."""
     activation_gib: NonNegative | None = None
@@ -174,6 +177,15 @@ class Update(Section):
     compiled: bool = True
     """On a CPU: attention's backward pass, sums of gradients and, of the families that stoker decodes itself, norms and
     gates by functions compiled for its processor, where there is a C++ compiler (Linux); false: PyTorch's operators."""
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """`tokens_per_microbatch` as a number. Raises ConfigError while it is still to be found."""
+        if self.tokens_per_microbatch == "auto":
+            raise ConfigError(
+                "update.tokens_per_microbatch = 'auto' becomes a number when a run starts (stoker train); here give one"
+            )
+        return self.tokens_per_microbatch
 
 
 class Stop(Section):

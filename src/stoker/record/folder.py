@@ -23,7 +23,8 @@ class RunFolder:
     """`runs_dir/name`, held by this process until released (the system releases it if the process dies).
 
     Layout: config.toml, batch_plan.json, environment.json, metrics.jsonl, clock.jsonl, events.jsonl,
-    samples/step_N.jsonl.gz, checkpoints/step_N/; with --profile also profile.json, trace.json.gz.
+    samples/step_N.jsonl.gz, checkpoints/step_N/; fit.json where the micro-batch was found by a fit; with --profile also
+    profile.json, trace.json.gz.
     """
 
     def __init__(self, path: Path, lock: int, attempt: int) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import psutil
 
-__all__ = ["available_bytes", "peak_resident_bytes"]
+__all__ = ["address_space_left", "available_bytes", "peak_resident_bytes"]
 
 
 def peak_resident_bytes() -> int:
@@ -17,3 +17,9 @@ def peak_resident_bytes() -> int:
 def available_bytes() -> int:
     """Memory that the machine can still give."""
     return int(psutil.virtual_memory().available)
+
+
+def address_space_left() -> int | None:
+    """What a limit on this process's address space (`ulimit -v`) leaves it; None: there is no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else max(0, limit - psutil.Process().memory_info().vms)

@@ -25,6 +25,7 @@ ROWS_PER_HEADER = 30
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 DOING = {
     "setup": "preparing",
+    "fit": "fitting",
     "sample": "sampling",
     "reward": "scoring",
     "score": "log-probs",

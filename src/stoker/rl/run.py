@@ -20,7 +20,7 @@ from stoker.rl.sampling import sample_record
 from stoker.rl.state import Evaluation, RunState
 from stoker.rl.types import Objective, Prompt, Scored, TrainRow
 
-__all__ = ["Run"]
+__all__ = ["Run", "objective_of", "scored"]
 
 
 class RewardSource(RewardPort, Protocol):
@@ -45,6 +45,37 @@ class Checkpoints(Protocol):
         ...
 
     def save(self, run: "Run") -> None: ...
+
+
+def objective_of(config: schema.RunConfig, kl_coefficient: float, *, critic_only: bool = False) -> Objective:
+    """The loss that a run file asks for, with the leash at that coefficient."""
+    algorithm, pull = config.algorithm, leash(config)
+    return Objective(
+        loss="value" if critic_only else "policy",
+        surrogate=algorithm.loss,
+        ratio=algorithm.ratio,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        gate_positive=algorithm.gate_positive,
+        gate_negative=algorithm.gate_negative,
+        kl_coefficient=0.0 if pull.in_reward else kl_coefficient,
+        kl_estimator=pull.estimator,
+        kl_level=config.kl.level,
+        entropy_coefficient=algorithm.entropy_coefficient,
+        value_clip=algorithm.value_clip,
+        value_coefficient=algorithm.value_coefficient,
+    )
+
+
+def scored(learner: Learner, rows: Sequence[TrainRow], *, old: bool, reference: bool, critic: bool) -> list[TrainRow]:
+    """The rows with what the learner says of them. `old`: needed where the policy moves before they are all used."""
+    return with_scores(
+        rows,
+        old_logprobs=learner.score(rows, "policy") if old else None,
+        reference_logprobs=learner.score(rows, "reference") if reference else None,
+        old_values=learner.score(rows, "critic") if critic else None,
+    )
 
 
 @dataclass
@@ -100,24 +131,8 @@ class Run:
 
     def objective(self) -> Objective:
         """The loss of this step, with the leash's present coefficient; the critic alone while it warms up."""
-        algorithm, pull = self.config.algorithm, leash(self.config)
-        critic_only = algorithm.needs_critic and self.state.step < self.config.critic.warmup_steps
-        return Objective(
-            loss="value" if critic_only else "policy",
-            surrogate=algorithm.loss,
-            ratio=algorithm.ratio,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            gate_positive=algorithm.gate_positive,
-            gate_negative=algorithm.gate_negative,
-            kl_coefficient=0.0 if pull.in_reward else self.state.kl.coefficient,
-            kl_estimator=pull.estimator,
-            kl_level=self.config.kl.level,
-            entropy_coefficient=algorithm.entropy_coefficient,
-            value_clip=algorithm.value_clip,
-            value_coefficient=algorithm.value_coefficient,
-        )
+        critic_only = self.config.algorithm.needs_critic and self.state.step < self.config.critic.warmup_steps
+        return objective_of(self.config, self.state.kl.coefficient, critic_only=critic_only)
 
     def penalty(self) -> KlPenalty:
         """The leash's part of the reward."""
@@ -126,12 +141,8 @@ class Run:
 
     def scored(self, rows: list[TrainRow]) -> list[TrainRow]:
         """Log-probs and values that the updates need, each by one pass without gradients."""
-        old = None
-        if self.plan.updates_per_step > 1:  # after the first update the policy is no longer the one that sampled
-            old = self.learner.score(rows, "policy")
-        reference = self.learner.score(rows, "reference") if self.state.kl.coefficient else None
-        values = self.learner.score(rows, "critic") if self.config.algorithm.needs_critic else None
-        return with_scores(rows, old_logprobs=old, reference_logprobs=reference, old_values=values)
+        several, leashed = self.plan.updates_per_step > 1, bool(self.state.kl.coefficient)
+        return scored(self.learner, rows, old=several, reference=leashed, critic=self.config.algorithm.needs_critic)
 
     def commit(self) -> None:
         """The last moment at which a signal abandons the step: from here on the policy moves."""

@@ -10,9 +10,10 @@ from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.batch.pack import pack, padded_tokens
 from stoker.engine.local.layout import Line, lines_of
 from stoker.errors import RunError
+from stoker.record.memory import peak_resident_bytes
 from stoker.rl.types import TrainRow
 
-__all__ = ["TokenBudget"]
+__all__ = ["TokenBudget", "peak_bytes"]
 
 T = TypeVar("T")
 
@@ -21,15 +22,29 @@ OVERHEAD_ON_CPU, OVERHEAD_ELSEWHERE = 64, 1024
 more; an accelerator idles through a small one."""
 
 
+def peak_bytes(device: torch.device) -> int:
+    """Most memory that PyTorch held on a GPU since the last call; on a CPU, that the process ever had."""
+    if device.type != "cuda":
+        return peak_resident_bytes()
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
 class TokenBudget:
     """Cuts rows into micro-batches of at most `tokens` padded tokens; remembers what it learned of memory."""
 
-    def __init__(self, tokens: int, device: torch.device) -> None:
-        self.tokens = tokens
-        self._configured = tokens
+    def __init__(self, tokens: int, device: torch.device, *, shrinks: bool = True) -> None:
+        """`shrinks`: False lets a lack of memory surface, for whoever looks for the limit."""
+        self._shrinks = shrinks
+        self.configure(tokens)
         self._overhead = OVERHEAD_ON_CPU if device.type == "cpu" else OVERHEAD_ELSEWHERE
         self.notes: list[str] = []
         self._in_flight = (0, 0)  # rows and padded tokens of the micro-batch at work
+
+    def configure(self, tokens: int) -> None:
+        """Begin again with so many; what was learned of memory is forgotten."""
+        self.tokens = self._configured = tokens
 
     @property
     def share(self) -> float:
@@ -48,13 +63,16 @@ class TokenBudget:
     def retry(self, attempt: Callable[[], T], undo: Callable[[], None]) -> T:
         """Run `attempt` until it fits, halving the budget and calling `undo` after each lack of memory.
 
-        Raises RunError where a single row doesn't fit. Other errors pass through.
+        Raises RunError where a single row doesn't fit. Other errors pass through, and all where it doesn't shrink.
         """
         while True:
             try:
                 return attempt()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
+                    raise
+                if not self._shrinks:
+                    undo()
                     raise
             # Outside `except`: the traceback would keep the failed micro-batch's tensors alive.
             undo()

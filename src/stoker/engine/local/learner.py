@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from stoker.config import schema
 from stoker.engine.local import saving
 from stoker.engine.local.activations import ActivationLimit
-from stoker.engine.local.budget import TokenBudget
+from stoker.engine.local.budget import TokenBudget, peak_bytes
 from stoker.engine.local.critic import Critic, follows_policy, start_critic
 from stoker.engine.local.forward import ScoringModel
 from stoker.engine.local.layout import Microbatch, collate
@@ -26,7 +26,6 @@ from stoker.engine.local.reference import Reference, initial_policy, named_refer
 from stoker.engine.local.tally import Tally
 from stoker.engine.local.terms import policy_terms, value_terms
 from stoker.errors import RunError
-from stoker.record.memory import peak_resident_bytes
 from stoker.rl.losses import Terms, evaluate
 from stoker.rl.ports import Metrics, Role
 from stoker.rl.types import Floats, Objective, TrainBatch, TrainRow
@@ -53,13 +52,16 @@ class LocalLearner:
         total_samples: int,
         adapters: "Adapters | None" = None,
         exact: Mapping[str, Tensor] | None = None,
+        measuring: bool = False,
     ) -> None:
-        """`adapters`: those in the model that are trained; None: all its weights are. `exact`: see MasterOptimizer."""
+        """`adapters`: those in the model that are trained; None: all its weights are. `exact`: see MasterOptimizer.
+        `measuring`: a lack of memory surfaces, where a run would go on with smaller micro-batches.
+        """
         self._config = config
         self._model = model
         self._adapters, self._tokenizer = adapters, tokenizer
         self._total_samples = total_samples
-        self._budget = TokenBudget(config.update.tokens_per_microbatch, model.device)
+        self._budget = TokenBudget(config.update.microbatch_tokens, model.device, shrinks=not measuring)
         compiled, gib = config.update.compiled, config.update.activation_gib
         self._policy = ScoringModel(model, config.update.logits_per_chunk, compiled=compiled)
         self._reference: Reference | None = named_reference(config, model)
@@ -91,6 +93,10 @@ class LocalLearner:
     def arithmetic(self) -> str:
         """What computes attention's backward pass of an update, for a manifest."""
         return self._policy.arithmetic
+
+    def cut_by(self, tokens: int) -> None:
+        """From now on a micro-batch holds at most so many padded tokens."""
+        self._budget.configure(tokens)
 
     # -- the two verbs ---------------------------------------------------------------------------
 
@@ -203,10 +209,9 @@ class LocalLearner:
         """Policy and critic step together or not at all."""
         if not self._losses_finite:
             return "the loss isn't finite"
-        reasons = [
+        return "; ".join(
             f"the {role}'s gradient norm {reason}" for role in norms if (reason := self._guards[role](norms[role]))
-        ]
-        return "; ".join(reasons)
+        )
 
     def _settings(self, role: Role) -> schema.Optimizer:
         return self._config.critic.optimizer if role == "critic" else self._config.optimizer
@@ -286,12 +291,7 @@ class LocalLearner:
 
     def memory(self) -> Metrics:
         """Peak of the device since the last call (on a CPU: of the process, ever), in bytes."""
-        if self._model.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self._model.device)
-            torch.cuda.reset_peak_memory_stats(self._model.device)
-        else:
-            peak = peak_resident_bytes()
-        return {"memory/peak": float(peak)}
+        return {"memory/peak": float(peak_bytes(self._model.device))}
 
     def state(self) -> dict[str, Any]:
         return self._budget.state()

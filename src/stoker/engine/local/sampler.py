@@ -38,11 +38,14 @@ class LocalSampler:
         *,
         concurrent_samples: int,
         compiled: bool = True,
+        measuring: bool = False,
     ) -> None:
-        """`compiled`: decode with functions compiled for this CPU, where they serve the model. Raises ModelError where
-        the model can't be sampled from.
+        """`compiled`: decode with functions compiled for this CPU, where they serve the model. `measuring`: nothing but
+        its length ends an answer, and a lack of memory surfaces. Raises ModelError where the model can't be sampled
+        from.
         """
         self.concurrent_samples = self._configured = concurrent_samples
+        self._measuring = measuring
         self.notes: list[str] = []
         """What the user should know of how this model is sampled."""
         self.on_progress: Callable[[int, int, int], None] | None = None
@@ -83,7 +86,8 @@ class LocalSampler:
         """Draw every queued sample, each given as it ends. The weights must not change meanwhile."""
         requests, self._queue = longest_first(self._queue, self._lengths), []
         longest = max((request.params.max_new_tokens for request in requests), default=0)
-        slots = Slots(self._tokenizer, self._stop_ids, self._weight_version, longest)
+        stop_ids = () if self._measuring else self._stop_ids
+        slots = Slots(self._tokenizer, stop_ids, self._weight_version, longest)
         equal_lengths = not self._abilities.pads
         drawing = Drawing(requests, self._new_decoder, slots, self._model.device, waves_of_equal_lengths=equal_lengths)
         drawn: dict[str, list[int]] = {}
@@ -121,7 +125,7 @@ class LocalSampler:
                             self.on_progress(drawing.done, queued, drawing.tokens)
                 return ended
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if self._measuring or not is_out_of_memory(error):
                     raise
                 cause = str(error).splitlines()[0] if str(error) else type(error).__name__
             # Only here is the failed rows' memory free: inside `except` the traceback holds its tensors.
@@ -195,7 +199,7 @@ class LocalSampler:
                 f"{params.max_new_tokens} that is {length}, but {type(self._model).__name__} holds {limit} positions: "
                 f"lower sampling.max_new_tokens or task.max_prompt_tokens."
             )
-        if not self._stop_ids and not params.stop:
+        if not (self._stop_ids or params.stop or self._measuring):
             raise ModelError(
                 "neither the tokenizer nor the model's generation config names an end-of-sequence token, so no "
                 "answer could end before sampling.max_new_tokens: set sampling.stop, or eos_token_id in "

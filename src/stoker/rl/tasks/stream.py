@@ -61,6 +61,12 @@ class PromptStream:
         self.rows = sum(len(cursor.prompts) for cursor in self._cursors.values())
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        found = (prompt for cursor in self._cursors.values() for prompt in cursor.prompts.values())
+        return max(len(prompt.token_ids) for prompt in found)
+
+    @property
     def epochs(self) -> float:
         """Prompts served over rows: passes over the data so far."""
         return sum(cursor.served for cursor in self._cursors.values()) / self.rows

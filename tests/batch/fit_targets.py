@@ -1,0 +1,114 @@
+"""Targets that trials make in processes of their own: `fit_targets.py:function`."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.batch.target import Target
+
+MIB = 2**20
+
+
+class Holds(nn.Module):
+    """One weight, and memory that is known: 4 MiB for each example, held until the backward pass is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.weight).square().sum()
+
+
+def make_batch(size: int) -> Tensor:
+    return torch.zeros(size, MIB // 4)  # 1 MiB an example; the forward and backward passes hold three more
+
+
+def holds(step: Callable[[Any], None] = lambda batch: None, **more: Any) -> Target:
+    model = Holds()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        step(batch)
+        total: Tensor = model(batch)
+        return total
+
+    more = {"make_batch": make_batch} | more
+    return Target(model, torch.optim.SGD(model.parameters(), lr=0.0), loss=loss, **more)
+
+
+def plain() -> Target:
+    return holds()
+
+
+def broken(at: str) -> Target:
+    def step(batch: Tensor) -> None:
+        if len(batch) >= int(at):
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)")
+
+    return holds(step)
+
+
+def killed(at: str) -> Target:
+    def step(batch: Tensor) -> None:
+        if len(batch) >= int(at):
+            os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does where the host's memory is out
+
+    return holds(step)
+
+
+def crashes(at: str, signal_name: str, words: str = "") -> Target:
+    """Ends its process as some libraries do, wherever memory is limited: `at` or more only."""
+
+    def step(batch: Tensor) -> None:
+        import resource
+
+        limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+        if len(batch) >= int(at) and (limited or words == "always"):
+            sys.stderr.write(words + "\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.Signals[signal_name])
+
+    return holds(step)
+
+
+def doubtful(at: str) -> Target:
+    """oneDNN's words, which it has for shapes as for memory."""
+
+    def step(batch: Tensor) -> None:
+        if len(batch) >= int(at):
+            raise RuntimeError("could not create a primitive")
+
+    return holds(step)
+
+
+def slow(at: str) -> Target:
+    def step(batch: Tensor) -> None:
+        if len(batch) >= int(at):
+            time.sleep(60)
+
+    return holds(step)
+
+
+def by_rank(first: str, second: str) -> Target:
+    """Capacity `first` on rank 0 and `second` on rank 1."""
+    capacity = int((first, second)[int(os.environ["RANK"])])
+
+    def step(batch: Tensor) -> None:
+        if len(batch) > capacity:
+            raise MemoryError(f"more than {capacity}")
+
+    return holds(step)
+
+
+def capacity(most: str) -> Target:
+    def step(batch: Tensor) -> None:
+        if len(batch) > int(most):
+            raise MemoryError(f"more than {most}")
+
+    return holds(step)
