@@ -82,7 +82,7 @@ def peer(which: str, name: str, limit: int) -> dict[str, Any]:
 def main() -> None:
     args = arguments(__doc__ or "")
     installed()
-    names = ["mlp", "clicks"] if args.quick else list(MODELS)
+    names = ["clicks"] if args.quick else list(MODELS)
     cases: dict[str, Any] = {}
     for name in names:
         limit = MODELS[name] * MIB
