@@ -128,11 +128,11 @@ class _Fitting:
         capacity = self.seek.limit_bytes
         under = None if capacity is None else int(capacity * (1 - self.headroom))
         if self.headroom and under is not None:
-            search, limit = self._searched(_carried(whole, under), under), under
+            search = self._searched(_carried(whole, under), under)
         else:
-            search, limit = whole, self.limit
-        while not self._runs_again(search.answer, limit):
-            search = self._searched(search.observe(Observation(search.answer, fits=False)), limit)
+            search, under = whole, self.limit
+        while not self._runs_again(search.answer, under):
+            search = self._searched(search.observe(Observation(search.answer, fits=False)), under)
         return self._certificate(whole if self.headroom else search, search.answer)
 
     def _runs_again(self, size: int, limit: int | None) -> bool:
