@@ -227,14 +227,14 @@ def test_peer_fault_25_a_checkpoint_brings_no_old_size_back() -> None:
         ({"headroom": 1.0}, "headroom is a share"),
         ({"steps": 1}, "at least 2 steps"),
         ({"start": 0}, "begin at 1"),
-        ({"in_process": False}, "makes its own target"),
-        ({"ranks": 2}, "one rank"),
+        ({"in_process": False}, "makes a target of its own"),
+        ({"ranks": 2}, "one process is one rank"),
     ],
 )
 def test_arguments_that_do_not_fit_together(change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         fit(small(), **{"in_process": True} | change)
-    with pytest.raises(ConfigError, match="give a Target"):
+    with pytest.raises(ConfigError, match="needs a Target that is in this process"):
         fit(Maker("x.py:y"), in_process=True)
 
 

@@ -73,19 +73,18 @@ def fit(
             f"headroom = {headroom}, steps = {steps}, start = {start}, ranks = {ranks}: headroom is a share from 0 up "
             "to 1, at least 2 steps hold the optimizer's state, start and ranks begin at 1"
         )
-    if isinstance(target, str):
-        target = Maker(target)
+    if in_process and ranks > 1:
+        raise ConfigError(f"in_process = True, ranks = {ranks}: one process is one rank")
+    target = Maker(target) if isinstance(target, str) else target
     runner: _Runner
-    if in_process:
-        if isinstance(target, Maker) or ranks > 1:
-            raise ConfigError("in_process = True: give a Target that is in this process, and one rank")
+    if in_process and isinstance(target, Target):
         runner = InProcess(target, steps, longest)
-    elif isinstance(target, Maker):
+    elif not in_process and isinstance(target, Maker):
         runner = Trials(target, ranks, steps, deadline_seconds, longest)
     else:
         raise ConfigError(
-            "a trial in a process of its own makes its own target: give the path of a function that makes one, "
-            "'file.py:function', or in_process = True"
+            "in_process = True needs a Target that is in this process. Without it a trial makes a target of its own: "
+            "give the path of a function that does, 'file.py:function'"
         )
     agreement = Agreement()
     found = agreement.all_have(runner.inspect)
@@ -95,6 +94,8 @@ def fit(
     least: int = found["least"]
     if largest is not None:
         least, start = min(least, largest), min(start, largest)
+    if capacity is None:
+        headroom = 0.0  # there is nothing to take it from, and the certificate says so
     seek = Search(max(start, least), largest, capacity, precision, least)
     return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, agreement, on_trial).certified()
 
