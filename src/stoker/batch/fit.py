@@ -94,8 +94,7 @@ def fit(
     least: int = found["least"]
     if largest is not None:
         least, start = min(least, largest), min(start, largest)
-    if capacity is None:
-        headroom = 0.0  # there is nothing to take it from, and the certificate says so
+    headroom *= capacity is not None  # else there is nothing to take it from, and the certificate says so
     seek = Search(max(start, least), largest, capacity, precision, least)
     return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, agreement, on_trial).certified()
 
