@@ -36,6 +36,7 @@ format: setup ## let ruff rewrite the code
 docs: setup ## build the documentation into site/
 	@$(BIN)/python scripts/make_config_docs.py
 	@$(BIN)/python scripts/make_fault_docs.py
+	@$(BIN)/python scripts/make_metric_docs.py
 	@$(BIN)/mkdocs build --strict --quiet
 
 bench: setup ## every bench, small (needs `make smollm2`)

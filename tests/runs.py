@@ -98,5 +98,6 @@ def found_fit(size: int, **fields: Any) -> Fit:
         "limiting": None,
         "largest_layer": None,
         "levers": (),
+        "environment": {},
     }
     return Fit(**(given | fields))

@@ -65,6 +65,22 @@ def test_init_asks_for_what_no_option_gives(tmp_path: Path) -> None:
     assert (config.rewards[0].function, config.algorithm.name) == ("exact", "ppo")
 
 
+def test_init_asks_again_for_an_algorithm_that_is_not_known(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    done = runner.invoke(app, ["init", str(path)], input="\n\n\nrlo\nrloo\n")
+    assert done.exit_code == 0, done.output
+    assert "algorithm 'rlo' is not known; did you mean 'rloo'?" in done.output
+    assert config_load.load(path).algorithm.name == "rloo"
+    refused = runner.invoke(app, ["init", str(tmp_path / "other.toml"), "--yes", "--algorithm", "rlo"])
+    assert refused.exit_code == 2 and "did you mean 'rloo'?" in refused.output
+
+
+@pytest.mark.parametrize(("model", "reward"), [("embedded:tiny", "exact"), ("some/model", "math")])
+def test_init_proposes_a_reward_that_reads_the_models_answers(tmp_path: Path, model: str, reward: str) -> None:
+    assert runner.invoke(app, ["init", str(tmp_path / "run.toml"), "--yes", "--model", model]).exit_code == 0
+    assert config_load.load(tmp_path / "run.toml").rewards[0].function == reward
+
+
 @pytest.mark.parametrize(
     ("name", "text", "holdout"),
     [
@@ -87,6 +103,7 @@ def test_dry_run_prints_config_plan_and_warnings_and_runs_nothing(run_file: Path
     assert done.exit_code == 0
     assert "temperature = 0.5" in done.output
     assert "4 x 4" in done.output
+    assert "KL to the reference: none (kl.coefficient = 0)" in done.output
     assert "warning: sampling.prompts_per_step = 4" in done.output
     assert not (tmp_path / "runs").exists()
 
@@ -120,8 +137,9 @@ def test_an_unknown_key_is_named_with_the_nearest_one(run_file: Path) -> None:
 def test_smoke_runs_one_step_and_audits_the_reward(run_file: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file), "--smoke", "--json"])
     assert done.exit_code == 0, done.output
-    report = [json.loads(line) for line in done.output.splitlines()][-1]
+    (report,) = [json.loads(line) for line in done.output.splitlines()]
     assert report["ok"]
+    assert report["notes"][0].startswith("problems: 60 rows, prompt from `prompt`")
     assert {"setup", "sample", "reward", "update", "checkpoint"} <= report["seconds"].keys()
     assert {line["kind"] for line in report["audit"]} == {"right", "wrong", "unparsable", "gamed"}
     assert not (tmp_path / "runs").exists()
@@ -138,6 +156,36 @@ def test_smoke_fails_where_the_reward_ranks_a_gamed_answer_with_the_right_one(ru
     assert "NOT OK  gamed" in done.output
 
 
+def test_smoke_warns_of_the_run_files_sizes_not_of_its_own(run_file: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--smoke", "sampling.prompts_per_step=24"])
+    assert done.exit_code == 0, done.output
+    assert "prompts_per_step" not in done.output
+    assert "-smoke" not in done.output  # no folder that is gone
+    done = runner.invoke(app, ["train", str(run_file), "--smoke", "rewards.0.function=math"])
+    assert "warning: in this step, no answer was found in 100% of the samples" in done.output
+
+
+def test_eval_of_what_is_no_run_folder_needs_a_run_file(tmp_path: Path) -> None:
+    for words in ([], ["sampling.temperature=0.5"]):
+        done = runner.invoke(app, ["eval", str(tmp_path), *words])
+        assert done.exit_code == 2
+        assert "RUN_FILE" in done.output
+
+
+def test_a_failed_smoke_names_no_folder_that_is_gone(run_file: Path) -> None:
+    done = runner.invoke(app, ["train", str(run_file), "--smoke", "task.max_prompt_tokens=1"])
+    assert done.exit_code == 1
+    assert "max_prompt_tokens" in done.output
+    assert "run folder" not in done.output and "--resume" not in done.output
+
+
+def test_try_of_a_folder_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    done = runner.invoke(app, ["try", str(tmp_path / "frist")])
+    assert done.exit_code == 1
+    assert "there is no folder" in done.output and "did you mean 'first'" in done.output
+
+
 def test_train_eval_and_try_end_to_end(run_file: Path, tmp_path: Path) -> None:
     done = runner.invoke(app, ["train", str(run_file)])
     assert done.exit_code == 0, done.output
@@ -145,7 +193,7 @@ def test_train_eval_and_try_end_to_end(run_file: Path, tmp_path: Path) -> None:
     run = str(tmp_path / "runs" / "run")
     measured = runner.invoke(app, ["eval", run, str(run_file), "--json"])
     assert json.loads(measured.output)["holdout"]["prompts"] == 8
-    sampled = runner.invoke(app, ["eval", run, str(run_file), "--samples", "4", "--json"])
+    sampled = runner.invoke(app, ["eval", run, "validation.samples_per_prompt=1", "--samples", "4", "--json"])
     assert "pass@4" in json.loads(sampled.output)["holdout"]
     answers = runner.invoke(app, ["try", run, "--prompt", "1+2=", "--samples", "2"])
     assert answers.exit_code == 0, answers.output

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -12,8 +14,9 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
-def test_run_file_reference_is_up_to_date() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "make_config_docs.py"), "--check"]
+@pytest.mark.parametrize("script", ["make_config_docs.py", "make_metric_docs.py"])
+def test_generated_reference_is_up_to_date(script: str) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 

@@ -11,6 +11,7 @@ from stoker.engine.local import assembly
 from stoker.errors import ConfigError
 from stoker.record.metrics import undescribed
 from stoker.record.read import Run, read_samples
+from stoker.rl import advantages, losses
 from tests.runs import comparable, final_weights, quiet, same, short_run
 
 OWN = '''
@@ -126,6 +127,18 @@ def test_a_users_own_advantage_and_loss(make_config: Callable[..., RunConfig], t
     lines = read_samples(result.folder / "samples" / "step_1.jsonl.gz")
     assert {line["advantage"] for line in lines} == {0.5, -0.5}
     assert Run.load(result.folder).metrics[1]["optim/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("key", ["advantage", "loss"])
+def test_a_file_that_changed_between_two_runs_is_read_again(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setattr(assembly, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    path = f"{tmp_path / 'own.py'}:halves"
+    advantages.estimator(path), losses.surrogate(path)
+    (tmp_path / "own.py").write_text("")
+    with pytest.raises(ConfigError, match=rf"algorithm.{key} .* has no 'halves'"):
+        quiet(make_config(f'algorithm.{key}="{path}"'))
 
 
 @pytest.mark.parametrize("key", ["advantage", "loss"])

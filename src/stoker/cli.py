@@ -32,7 +32,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options of `stoker` itself."""
@@ -42,7 +42,9 @@ RunFile = Annotated[Path, typer.Argument(help="The run file (TOML).", show_defau
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Changes to the run file, as key=value: sampling.temperature=0.8 stop.steps=50.", show_default=False
+        help="Changes to the run file, as key=value: sampling.temperature=0.8 stop.steps=50 (docs/run-file.md has "
+        "every key).",
+        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for machines.")]
@@ -61,6 +63,16 @@ def _rows(data: str, enough: int) -> int:
         return 0
 
 
+def _recipe(name: str) -> str:
+    """The name of an algorithm, if it is one. Raises typer.BadParameter."""
+    from stoker.config.algorithm import RECIPES
+    from stoker.dotted import nearest
+
+    if name not in RECIPES:
+        raise typer.BadParameter(f"algorithm '{name}' is not known{nearest(name, list(RECIPES))}")
+    return name
+
+
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write the run file.")] = Path("run.toml"),
@@ -75,23 +87,26 @@ def init(
 ) -> None:
     """Write a commented run file; asks for what the options leave open."""
     from stoker.config.algorithm import RECIPES
-    from stoker.config.init import ENOUGH_ROWS, Answers, name_of, template
+    from stoker.config.init import ENOUGH_ROWS, Answers, default_reward, name_of, template
 
     if path.exists() and not force:
         fail(f"{path} exists already: choose another name, or --force to replace it")
-    default = Answers()
     given = {"model": model, "data": data, "reward": reward, "algorithm": algorithm}
     questions = {
-        "model": "Model (folder, GGUF file, Hugging Face name)",
+        "model": "Model (folder, GGUF file, Hugging Face name; embedded:tiny is a small one, from scratch)",
         "data": "Data (JSONL, parquet, CSV, dataset name, pkg.mod:fn)",
-        "reward": "Reward (math, exact, or file.py:fn)",
+        "reward": "Reward (math: the final answer; exact: the whole answer; or your file.py:fn)",
         "algorithm": f"Algorithm ({', '.join(RECIPES)})",
     }
     for key, question in questions.items():
         if given[key] is None:
-            given[key] = getattr(default, key) if yes else typer.prompt(question, default=getattr(default, key))
-    if given["algorithm"] not in RECIPES:
-        fail(f"algorithm {given['algorithm']!r} is not known: {', '.join(RECIPES)}")
+            default = default_reward(str(given["model"])) if key == "reward" else getattr(Answers, key)
+            check = _recipe if key == "algorithm" else None  # a wrong answer is asked again
+            given[key] = default if yes else typer.prompt(question, default=default, value_proc=check)
+    try:
+        _recipe(str(given["algorithm"]))
+    except typer.BadParameter as error:
+        fail(error.message)
     answers = Answers(name=name_of(path.name), rows=_rows(str(given["data"]), ENOUGH_ROWS), **given)  # type: ignore[arg-type]
     try:
         path.write_text(template(answers), encoding="utf-8")
@@ -166,6 +181,7 @@ def train(
 
 def _dry_run(config: Any, as_json: bool) -> None:
     from stoker.batch.plan import make, render
+    from stoker.config import leash
     from stoker.config.algorithm import describe
     from stoker.config.load import to_toml
     from stoker.config.paths import missing_files
@@ -180,7 +196,7 @@ def _dry_run(config: Any, as_json: bool) -> None:
         typer.echo(json.dumps({**facts, "missing_files": missing_files(config)}))
     else:
         typer.echo(to_toml(config))
-        typer.echo(f"{describe(config.algorithm)}\n")
+        typer.echo(f"{describe(config.algorithm)}\n{leash.describe(config)}\n")
         typer.echo(render(plan))
         if unknown:
             typer.echo(f"trained parameters: not known yet: {unknown}")
@@ -191,7 +207,7 @@ def _dry_run(config: Any, as_json: bool) -> None:
 def _smoke(config: Any, as_json: bool) -> NoReturn:
     from stoker.smoke import smoke
 
-    report = smoke(config, "json" if as_json else "quiet")
+    report = smoke(config)
     typer.echo(json.dumps(report.to_json()) if as_json else str(report))
     raise typer.Exit(0 if report.ok else 1)
 
@@ -208,7 +224,9 @@ def _print_profile(folder: Path, as_json: bool) -> None:
 @app.command("eval")
 def evaluate(
     model: Annotated[str, typer.Argument(help="A run folder, checkpoint, model folder or Hugging Face name.")],
-    run_file: RunFile,
+    run_file: Annotated[
+        str | None, typer.Argument(help="The run file (TOML). Without it: the run folder's own.", show_default=False)
+    ] = None,
     overrides: Overrides = None,
     samples: Annotated[int, typer.Option(help="1: greedy. More: also pass@k and the mean over samples.", min=1)] = 1,
     as_json: Json = False,
@@ -216,12 +234,19 @@ def evaluate(
     """Measure a model on the run file's held-out prompts."""
     from stoker.config.load import load
 
+    changes, own = overrides or [], Path(model) / "config.toml"
+    if run_file is not None and "=" in run_file and not Path(run_file).exists():
+        changes, run_file = [run_file, *changes], None  # an override where the run file may stand
+    if run_file is None and not own.is_file():
+        fail(f"{model} is no run folder, so its run file isn't known: stoker eval {shlex.quote(model)} RUN_FILE")
     try:
         from stoker.evaluating import evaluate_model, table
 
-        found = evaluate_model(model, load(run_file, overrides or []), samples)
-        typer.echo(json.dumps(found) if as_json else table(found))
+        found = evaluate_model(model, load(run_file or own, changes), samples)
+        typer.echo(json.dumps(found) if as_json else table(found, samples))
     except StokerError as error:
+        if as_json:
+            typer.echo(json.dumps({"event": "error", "text": str(error)}))
         fail(error)
 
 

@@ -4,6 +4,7 @@ import difflib
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import Any
 
 from stoker.errors import StokerError
 
-__all__ = ["load", "nearest"]
+__all__ = ["load", "nearest", "users_traceback"]
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -20,6 +21,12 @@ def nearest(name: str, known: list[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; there is: {', '.join(sorted(known)[:20])}" if known else ""
+
+
+def users_traceback(error: Exception) -> str:
+    """What a user's function raised, told from its own first line on: without the frame that called it."""
+    trace = error.__traceback__.tb_next if error.__traceback__ else None
+    return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
 
 
 def load(path: str, what: str, error: type[StokerError]) -> Callable[..., Any]:

@@ -45,11 +45,12 @@ def evaluate_model(model: str, config: RunConfig, samples_per_prompt: int) -> Fo
     return found
 
 
-def table(found: Found) -> str:
+def table(found: Found, samples_per_prompt: int) -> str:
     """The metrics as aligned text, a block a set."""
     lines = []
+    drawn = "a greedy answer each" if samples_per_prompt == 1 else f"{samples_per_prompt} samples each"
     for name, metrics in found.items():
-        lines.append(f"{name}: {metrics['prompts']:.0f} prompts")
+        lines.append(f"{name}: {metrics['prompts']:.0f} prompts, {drawn} (+- is the standard error over prompts)")
         for key in ("accuracy", "reward"):
             lines.append(f"  {key:<12} {metrics[key]:8.4f} +- {metrics[f'{key}_error']:.4f}")
         rest = [key for key in metrics if key not in ("accuracy", "reward", "prompts") and not key.endswith("_error")]

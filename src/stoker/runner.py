@@ -148,6 +148,7 @@ def begin(run: Run, attempt: Attempt) -> None:
         for line in environment.differences(found.environment, run.checkpoints.environment):
             run.display.warn(f"not bit-exact with the run so far: {line}")
         run.recorder.event("resume", f"resumed from step {found.step}", step=found.step)
+        run.display.at_step(found.step)
         run.display.say(f"resumed from step {found.step}")
         return
     if run.config.warm_start.updates:
@@ -165,8 +166,9 @@ def _load_reference(run: Run, folder: Path) -> None:
         run.learner.load_reference(folder)
     except CheckpointError as error:
         raise CheckpointError(
-            f"the run's reference model can't be restored ({error}). Bring {folder} back from a copy; without it the "
-            "run can't go on as it was: start a new one with start_from"
+            f"the run's reference model can't be restored ({error}). Where the run file has another model, leash or "
+            f"lora.rank than the run began with, resume with the saved config.toml; else bring {folder} back from a "
+            "copy; without it the run can't go on as it was: start a new one with start_from"
         ) from error
 
 
@@ -186,7 +188,8 @@ def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
     run.recorder.event("end", ending, step=state.step)
     found = checkpoint.saved(attempt.folder.checkpoints)
     policy = found[0][1] / "policy" if found else None
-    lines = [f"{run.config.name} {ending}, at step {state.step}"]
+    whole = state.step == run.config.stop.steps
+    lines = [f"{run.config.name} {ending}" if whole else f"{run.config.name} {ending}, at step {state.step}"]
     try:
         recorded = read.Run.load(folder)
         write_text(folder / "curve.svg", learning_curve(recorded))
@@ -196,7 +199,7 @@ def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
     lines.append(f"run folder: {folder}")
     if policy is not None:
         lines.append(f"model: {policy}")
-    if state.step < run.config.stop.steps:
+    if not whole:
         lines.append(way_back(folder))
     run.display.final("\n".join(lines))
     return Result(folder, ending, state.step, tuple(state.evaluations), policy, attempt.interrupt.exit_code)

@@ -10,6 +10,7 @@ from stoker.engine.checkpoint import policy_folder
 from stoker.engine.local.load import load_model, load_tokenizer
 from stoker.engine.local.sampler import LocalSampler
 from stoker.record.printable import printable
+from stoker.record.read import read_samples
 from stoker.rl.sampling import draw
 from stoker.rl.tasks import Row
 from stoker.rl.tasks.encode import encode_rows
@@ -17,6 +18,7 @@ from stoker.rl.types import Prompt, SamplingParams
 
 __all__ = ["open_conversation"]
 
+EMPTY = "(an empty answer)"
 LONGEST = 256
 """Tokens of an answer where no run file says how long one may be."""
 
@@ -26,6 +28,19 @@ def _run_file(policy: Path) -> Path | None:
     checkpoints = policy.resolve().parent.parent
     found = checkpoints.parent / "config.toml"
     return found if checkpoints.name == "checkpoints" and found.is_file() else None
+
+
+def _asked_as(task: Task, run: Path) -> Task:
+    """The task as its rows asked: where their prompts were messages a question is one too, after the same system
+    message. The newest record of samples tells; without one the task is left as it is.
+    """
+    recorded = sorted(run.glob("samples/*.jsonl.gz"), key=lambda file: file.stat().st_mtime)
+    samples = read_samples(recorded[-1]) if recorded else []
+    if not samples or isinstance(samples[0]["prompt"], str):
+        return task
+    first = samples[0]["prompt"][0]
+    system = first["content"] if first["role"] == "system" else task.system_prompt
+    return task.model_copy(update={"chat": "always", "system_prompt": system})
 
 
 def open_conversation(
@@ -52,8 +67,8 @@ def open_conversation(
     params = SamplingParams(temperature=temperature, max_new_tokens=limit, stop=stop)
 
     task = (
-        config.task
-        if config
+        _asked_as(config.task, run_file.parent)
+        if config and run_file
         else Task(sources=(Source(path="-"),), chat="always" if tokenizer.chat_template else "never")
     )
 
@@ -61,6 +76,6 @@ def open_conversation(
         question = question.encode(errors="replace").decode()  # bytes that are not UTF-8 arrive as half surrogates
         row = Row("try:0", "try", "your question", question, None, {})
         prompt = Prompt(row.id, encode_rows([row], tokenizer, task, str(folder))[0], question, None)
-        return [printable(one.text) for one in draw(sampler, [prompt], samples, params, secrets.randbits(63))]
+        return [printable(one.text) or EMPTY for one in draw(sampler, [prompt], samples, params, secrets.randbits(63))]
 
     return ask

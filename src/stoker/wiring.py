@@ -79,6 +79,8 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
     """
     attempt.display.phase("setup")
     torch.manual_seed(config.seed)  # a model's own code may draw; stoker's draws don't use torch's generator
+    for of_user in (advantages.estimator, losses.surrogate):
+        of_user.cache_clear()  # a user's file may be another than in this process's last run
     if not config.algorithm.needs_critic:
         advantages.estimator(config.algorithm.advantage)
     losses.surrogate(config.algorithm.loss)

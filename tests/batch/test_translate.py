@@ -90,3 +90,12 @@ def test_overrides_give_a_run_file_with_the_same_plan() -> None:
     config = from_dict({"name": "a", "task": {"sources": [{"path": "x"}]}}, made.overrides())
     planned = plan.make(config)
     assert (planned.samples_per_step, planned.samples_per_update, planned.updates_per_step) == (512, 128, 8)
+
+
+def test_printed_it_shows_the_arithmetic_and_the_overrides() -> None:
+    lines = str(from_trl(per_device_train_batch_size=8, num_generations=8, gradient_accumulation_steps=4)).splitlines()
+    assert lines[0] == "samples per step = 8 per device x 1 devices x 4 steps per generation = 32"
+    assert lines[-1] == (
+        "overrides: sampling.prompts_per_step=4 sampling.samples_per_prompt=8 update.samples_per_update=32 "
+        "update.epochs_per_step=1"
+    )

@@ -22,6 +22,12 @@ def test_the_default_is_the_embedded_task_from_scratch(tmp_path: Path) -> None:
     (source,) = config.task.sources
     assert source.path == "stoker.embedded.addition:problems"
     assert set(source.kwargs) == {"digits", "count", "seed"}
+    assert config.rewards[0].function == "exact"  # its answers are bare numbers
+
+
+def test_lengths_fit_the_embedded_model_whatever_the_data(tmp_path: Path) -> None:
+    config = loaded(tmp_path, Answers(data="mine.jsonl"))
+    assert config.task.max_prompt_tokens + config.sampling.max_new_tokens <= 64  # max_position_embeddings
 
 
 def test_a_small_data_set_keeps_most_of_its_rows_for_training(tmp_path: Path) -> None:

@@ -63,6 +63,13 @@ def test_file_that_is_not_text(tmp_path: Path) -> None:
             "critic.optimizer.lr: unknown key; stoker calls it optimizer.learning_rate",
         ),
         ({"update": {"batch_size": 8}}, "update.batch_size: unknown key; stoker has no batch size without a unit"),
+        ({"learning_rate": 1e-5}, "learning_rate: unknown key; stoker calls it optimizer.learning_rate"),
+        ({"algorithm": {"epsilon": 0.1}}, "algorithm.epsilon: unknown key; stoker calls it algorithm.clip_low"),
+        ({"optimizer": {"epsilon": 1e-6}}, "optimizer.epsilon: unknown key; did you mean optimizer.eps?"),
+        (
+            {"optimizer": {"warmup_ratio": 0.1}},  # not warmup_stop_ratio, though that is nearer
+            "optimizer.warmup_ratio: unknown key; stoker calls it optimizer.warmup_fraction",
+        ),
         ({"stop": {"xyzzy": 1}}, "stop.xyzzy: unknown key; stop has steps, max_nonfinite_updates"),
     ],
 )
@@ -78,7 +85,12 @@ def test_unknown_key_names_its_path_and_the_nearest(patch: dict[str, object], ex
         ({"sampling": {"prompts_per_step": "16"}}, "sampling.prompts_per_step = '16': must be a whole number"),
         ({"seed": True}, "seed = True: must be a whole number"),
         ({"sampling": {"top_p": 2}}, "sampling.top_p = 2: must be less than or equal to 1"),
-        ({"model": {"dtype": "bfloat"}}, "must be 'float32', 'bfloat16' or 'float16'; did you mean 'bfloat16'?"),
+        (
+            {"model": {"dtype": "bfloat"}},
+            "model.dtype = 'bfloat': must be 'float32', 'bfloat16', 'float16' or 'auto'; did you mean 'bfloat16'?",
+        ),
+        ({"rewards": [{"function": "maths"}]}, "rewards.0.function: no built-in reward 'maths'; did you mean 'math'?"),
+        ({"rewards": [{"function": "mine.py"}]}, "'mine.py' is a file: name the function in it, `mine.py:fn`"),
         ({"kl": 3}, "kl = 3: must be a table"),
         ({"task": {"sources": []}}, "task.sources: needs at least 1 entry, 0 given"),
         ({"optimizer": {"betas": [0.9, 0.9, 0.9]}}, "optimizer.betas: needs at most 2 entries, 3 given"),
@@ -239,11 +251,17 @@ def test_to_toml_round_trips_exactly(
         ({"rewards": [{"function": "math", "weight": float("inf")}]}, "must be a finite number"),
         ({"optimizer": {"betas": [1.0, 0.9]}}, "optimizer.betas.0 = 1.0: must be less than 1"),
         ({"sampling": {"temperature": 1e-300}}, "must be greater than or equal to 0.001"),
+        ({"algorithm": {"clip_high": 1e39}}, "clip_high = 1e+39 is more than float32 holds: use at most 3.4e+38"),
+        ({"critic": {"optimizer": {"eps": 1e300}}}, "eps = 1e+300 is more than float32 holds"),
         ({"rewards": [{"function": "math", "workers": 100_000}]}, "must be less than or equal to 256"),
         ({"sampling": {"stop": [""]}}, "sampling.stop.0 = '': must not be empty"),
         ({"kl": {"estimator": "k1"}}, "k1' in the loss (the default of grpo and its kin) has no gradient but that of"),
         ({"kl": {"estimator": "k3"}, "algorithm": {"name": "ppo"}}, "is only right with kl.estimator = 'k1'"),
         ({"kl": {"adaptive": True, "coefficient": 0.0}}, "nothing to adapt at kl.coefficient = 0"),
+        (
+            {"kl": {"adaptive": True, "horizon_samples": 25}},
+            "kl.horizon_samples = 25 is too short for steps of 128 samples: set it above 25",
+        ),
     ],
 )
 def test_values_that_would_break_a_run_later_are_refused_at_once(patch: dict[str, object], expected: str) -> None:

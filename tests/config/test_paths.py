@@ -19,11 +19,13 @@ def test_what_can_only_be_a_local_file_is_looked_for(tmp_path: Path, monkeypatch
             "model": {"path": "/no/such/model"},
             "task": {"sources": [{"path": path} for path in sources]},
             "rewards": [{"function": path} for path in ("math", "here.py:fn", "gone.py:fn", "installed.pkg:fn")],
+            "algorithm": {"advantage": "group", "loss": "gone.py:loss"},
         }
     )
     assert missing_files(config) == [
         f"task.sources.1.path = 'gone.jsonl': there is no gone.jsonl (looked in {tmp_path})",
         f"task.sources.3.path = 'gone.py:rows': there is no gone.py (looked in {tmp_path})",
         f"rewards.2.function = 'gone.py:fn': there is no gone.py (looked in {tmp_path})",
+        f"algorithm.loss = 'gone.py:loss': there is no gone.py (looked in {tmp_path})",
         f"model.path = '/no/such/model': there is no /no/such/model (looked in {tmp_path})",
     ]

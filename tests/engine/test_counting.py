@@ -12,7 +12,7 @@ from stoker.batch.flops import Attention, Work
 from stoker.engine.counting import (
     CountingLearner,
     CountingSampler,
-    Tally,
+    WorkTally,
     model_work,
     rows_flops,
     samples_flops,
@@ -67,7 +67,7 @@ class Silent:
 
 def test_work_is_booked_to_the_phase_that_is_on() -> None:
     phase = "sample"
-    tally = Tally(lambda: phase)
+    tally = WorkTally(lambda: phase)
     sampler = CountingSampler(cast("Sampler", Silent()), WORK, tally)
     assert len(list(sampler.collect())) == 2
     assert sampler.notes == ("told",)
@@ -89,7 +89,7 @@ def test_work_is_booked_to_the_phase_that_is_on() -> None:
 def test_the_critic_trains_beside_the_policy_or_alone() -> None:
     critic = Work(linear=7, head=0)
     for loss, expected in (("policy", WORK.training(2) + critic.training(2)), ("value", critic.training(2))):
-        tally = Tally(lambda: "update")
+        tally = WorkTally(lambda: "update")
         learner = CountingLearner(cast("Learner", Silent()), {"policy": WORK, "critic": critic}, tally)
         learner.forward_backward(TrainBatch((row((1,), 2),)), Objective(loss))
         assert tally.flops["update"] == expected

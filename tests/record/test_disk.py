@@ -61,6 +61,7 @@ def test_other_errors_pass_at_once(tmp_path: Path) -> None:
 
 def test_a_quota_is_a_full_disk_too() -> None:
     assert is_full(OSError(errno.EDQUOT, "Disk quota exceeded"))
+    assert is_full(RuntimeError("I/O error: Disk quota exceeded (os error 122)"))  # as safetensors says it
     assert not is_full(OSError(errno.EACCES, "Permission denied"))
 
 

@@ -94,6 +94,12 @@ def test_on_a_terminal_a_live_line_shows_phase_progress_and_time_left() -> None:
     assert "preparing" in text
 
 
+def test_a_resumed_run_does_not_begin_again_at_step_1() -> None:
+    progress = Progress("table", 100, stream=io.StringIO(), terminal=False, width=100)
+    progress.at_step(41)
+    assert "step 42/100" in progress._status().plain
+
+
 def test_the_live_line_fits_100_columns() -> None:
     time = FakeTime()
     progress = Progress("table", 100000, stream=io.StringIO(), terminal=False, width=160, now=time)
@@ -112,6 +118,10 @@ def test_the_live_line_fits_100_columns() -> None:
 
 def test_quiet_shows_only_warnings_and_the_last_words() -> None:
     assert shown("quiet", [FULL]) == "warning: careful\ndone\n"
+
+
+def test_silent_shows_nothing() -> None:
+    assert shown("silent", [FULL]) == ""
 
 
 def test_json_gives_one_strict_object_a_line() -> None:

@@ -147,6 +147,14 @@ def short(rewards):
 
 def holes(rewards):
     return rewards * np.nan
+
+
+def raises(rewards):
+    return rewards.average()
+
+
+def words(rewards):
+    return [["good", "bad"]]
 """
 
 
@@ -158,6 +166,10 @@ def test_a_users_own_advantage_by_path(tmp_path):
         group_relative([[5, 7]], "none", f"{file}:short")
     with pytest.raises(RunError, match="returned NaN or infinity"):
         group_relative([[5, 7]], "none", f"{file}:holes")
+    with pytest.raises(RunError, match=r"raises' raised\n(.|\n)*no attribute 'average'"):
+        group_relative([[5, 7]], "none", f"{file}:raises")
+    with pytest.raises(RunError, match=r"advantage '.*:words' returned what isn't an array of numbers"):
+        group_relative([[5, 7]], "none", f"{file}:words")
     with pytest.raises(ConfigError, match=r"algorithm.advantage .* has no 'rank'; did you mean 'ranks'"):
         estimator(f"{file}:rank")
 

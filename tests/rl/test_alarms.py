@@ -9,7 +9,7 @@ from stoker.rl.alarms import raised, warmup_spike
 from stoker.rl.kl import KlState
 from stoker.rl.state import Evaluation, RunState
 
-SOUND = {"sample/truncated": 0.2, "reward/zero_variance_groups": 0.5, "sample/empty": 0.0}
+SOUND = {"sample/truncated": 0.2, "reward/zero_variance_groups": 0.5, "sample/empty": 0.0, "reward/unparsed": 0.5}
 
 
 def alarms(record: dict[str, float], state: RunState, **kl: Any) -> dict[str, str]:
@@ -25,7 +25,7 @@ def state(step: int = 10, baseline: float | None = 1.0, rewards: tuple[float, ..
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [("sample/truncated", 1.0, "truncated"), ("reward/zero_variance_groups", 0.9, "zero_variance"),
-     ("sample/empty", 0.2, "empty")],
+     ("sample/empty", 0.2, "empty"), ("reward/unparsed", 0.95, "unparsed")],
 )  # fmt: skip
 def test_each_alarm_of_the_samples_is_raised_alone(key: str, value: float, kind: str) -> None:
     assert list(alarms({key: value}, state())) == [kind]

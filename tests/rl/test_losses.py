@@ -177,6 +177,18 @@ def squared(terms, log_ratio, objective):
 
 def scalar(terms, log_ratio, objective):
     return log_ratio.sum()
+
+
+def raises(terms, log_ratio, objective):
+    return terms.advantage
+
+
+def greedy(terms, log_ratio, objective):
+    raise MemoryError
+
+
+def constant(terms, log_ratio, objective):
+    return terms.advantages
 """
 
 
@@ -186,8 +198,19 @@ def test_a_users_own_loss_by_path(tmp_path):
     terms = on(row(math.log(2.0)), old_logprobs=row(0.0), advantages=row(3.0), entropy=row(0.7))
     loss, _ = evaluate(terms, Objective("policy", surrogate=f"{file}:squared", clip_high=1.0, entropy_coefficient=0.1))
     assert loss.item() == pytest.approx(-25.0 - 0.07)
-    with pytest.raises(RunError, match=r"returned \(\): a tensor of shape \(1, 1\) is needed"):
+    with pytest.raises(RunError, match=r"returned shape \(\): a tensor of shape \(1, 1\) is needed"):
         evaluate(terms, Objective("policy", surrogate=f"{file}:scalar"))
+    with pytest.raises(
+        RunError, match=r"raises' raised\n(.|\n)*terms.advantage\n(.|\n)*no attribute 'advantage'"
+    ) as told:
+        evaluate(terms, Objective("policy", surrogate=f"{file}:raises"))
+    assert "losses.py" not in str(told.value)  # the user's lines, not stoker's
+    with pytest.raises(MemoryError):  # the learner tries again with smaller micro-batches
+        evaluate(terms, Objective("policy", surrogate=f"{file}:greedy"))
+    constant = Objective("policy", surrogate=f"{file}:constant")
+    assert evaluate(terms, constant)[0].item() == 3.0  # no gradient is asked for here
+    with pytest.raises(RunError, match=r"loss '.*:constant' returned a tensor without a gradient"):
+        evaluate(replace(terms, logprobs=row(0.0, grad=True)), constant)
     with pytest.raises(ConfigError, match=r"algorithm.loss .* has no 'square'"):
         surrogate(f"{file}:square")
 

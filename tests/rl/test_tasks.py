@@ -285,7 +285,7 @@ def test_failure_28_malformed_rows_are_listed_by_line_and_capped(tmp_path: Path)
     message = str(caught.value)
     assert "7 malformed rows, task.bad_rows allows 6" in message
     for line, reason in [
-        (2, "not JSON"),
+        (2, "not JSON: Expecting property name enclosed in double quotes at character 2"),
         (3, "a JSON list, not an object"),
         (4, "empty prompt"),
         (5, "holds a int"),

@@ -34,6 +34,9 @@ class Translation:
             f"update.epochs_per_step={self.epochs_per_step}",
         )
 
+    def __str__(self) -> str:
+        return "\n".join([*self.arithmetic, f"overrides: {' '.join(self.overrides())}"])
+
 
 def from_trl(
     *,

@@ -31,7 +31,7 @@ class Change:
     """The continued run would no longer be the run that was started."""
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.old!r} -> {self.new!r}" + (" (breaks the run)" if self.breaks else "")
+        return f"{self.path}: {self.old!r} -> {self.new!r}" + (" (alters the run)" if self.breaks else "")
 
 
 def diff(old: RunConfig, new: RunConfig) -> list[Change]:

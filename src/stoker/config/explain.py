@@ -20,15 +20,35 @@ _NO_BATCH_SIZE = (
 )
 _OTHER_NAMES = {
     "lr": "optimizer.learning_rate",
+    "learning_rate": "optimizer.learning_rate",
+    "lr_scheduler_type": "optimizer.decay",
+    "warmup_ratio": "optimizer.warmup_fraction",
     "beta": "kl.coefficient",
+    "epsilon": "algorithm.clip_low",
+    "epsilon_high": "algorithm.clip_high",
+    "delta": "algorithm.dual_clip",
+    "loss_type": "algorithm.loss_weighting (cispo and sapo: algorithm.name)",
+    "scale_rewards": "algorithm.advantage_scale",
+    "importance_sampling_level": "algorithm.ratio",
+    "mask_truncated_completions": "algorithm.mask_truncated",
     "num_generations": "sampling.samples_per_prompt",
     "max_completion_length": "sampling.max_new_tokens",
     "max_tokens": "sampling.max_new_tokens",
+    "max_prompt_length": "task.max_prompt_tokens",
     "max_steps": "stop.steps",
     "num_iterations": "update.epochs_per_step",
     "ppo_epochs": "update.epochs_per_step",
+    "gradient_accumulation_steps": "update.samples_per_update (samples behind one optimizer step)",
+    "gradient_checkpointing": "update.activation_gib",
     "model_name_or_path": "model.path",
     "dataset": "task.sources",
+    "train_dataset": "task.sources",
+    "eval_dataset": "validation.sets",
+    "reward_funcs": "rewards",
+    "output_dir": "runs_dir",
+    "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep",
+    "report_to": "record.trackers",
 }
 """What other frameworks call it."""
 _NEEDS = {
@@ -107,12 +127,15 @@ def _nearest(path: str) -> str:
     section, name = _general(parts[:-1]), parts[-1]
     if "batch_size" in name:
         return _NO_BATCH_SIZE
+    known_as = _OTHER_NAMES.get(name, "")
+    if section and known_as.startswith(f"{section}."):
+        return f"stoker calls it {known_as}"
     siblings = [key for key in key_paths() if key.rpartition(".")[0] == section]
     names = [key.rpartition(".")[2] for key in siblings]
     if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
         return f"did you mean {'.'.join([*parts[:-1], close[0]])}?"
-    if name in _OTHER_NAMES:
-        return f"stoker calls it {_OTHER_NAMES[name]}"
+    if known_as:
+        return f"stoker calls it {known_as}"
     by_name: dict[str, str] = {}
     for key in key_paths():
         by_name.setdefault(key.rpartition(".")[2], key)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stoker.config.algorithm import RECIPES
 
-__all__ = ["ENOUGH_ROWS", "Answers", "name_of", "template"]
+__all__ = ["ENOUGH_ROWS", "Answers", "default_reward", "name_of", "template"]
 
 EMBEDDED_MODEL = "embedded:tiny"
 EMBEDDED_TASK = "stoker.embedded.addition:problems"
@@ -23,7 +23,7 @@ class Answers:
     """Folder, GGUF file or Hugging Face name."""
     data: str = EMBEDDED_TASK
     """File, dataset or generator with prompts and answers."""
-    reward: str = "math"
+    reward: str = "exact"
     """`math`, `exact`, or a user's function."""
     algorithm: str = "grpo"
     """One of the recipes of `config.algorithm`."""
@@ -37,6 +37,11 @@ class Answers:
     def embedded(self) -> bool:
         """Whether the policy is the small model that ships with stoker, without trained weights."""
         return self.model == EMBEDDED_MODEL
+
+
+def default_reward(model: str) -> str:
+    """The embedded model is first taught the bare reference answers, in which `math` would find no answer."""
+    return "exact" if model == EMBEDDED_MODEL else "math"
 
 
 def name_of(file: str) -> str:
@@ -88,9 +93,15 @@ dtype = "auto"  # of the compute weights: bfloat16 where this machine is faster 
 """
 
 
+_REWARDS = {
+    "math": "the final answer: boxed, <answer>, ####, or after 'the answer is'",
+    "exact": "the whole answer equals the reference",
+}
+
+
 def _task(answers: Answers) -> str:
     kwargs = ", kwargs = { digits = 2, count = 4000, seed = 0 }" if answers.data == EMBEDDED_TASK else ""
-    lengths = (16, 8) if kwargs else (1024, 512)
+    lengths = (16, 8) if kwargs else (40, 24) if answers.embedded else (1024, 512)  # embedded:tiny ends at 64
     held_out = min(answers.rows or ENOUGH_ROWS, ENOUGH_ROWS) // 5
     return f"""\
 [task]
@@ -102,7 +113,7 @@ holdout = {held_out}  # rows kept out of training; 0 if you name sets of your ow
 every_samples = {10 * answers.prompts_per_step * answers.samples_per_prompt}  # samples between evaluations: ten steps
 
 [[rewards]]
-function = {_text(answers.reward)}  # math, exact, or your own: pkg.mod:fn or file.py:fn
+function = {_text(answers.reward)}  # {_REWARDS.get(answers.reward, "your own")}; docs/rewards.md
 
 [sampling]
 prompts_per_step = {answers.prompts_per_step}  # distinct prompts; under 16 the gradient follows single ones

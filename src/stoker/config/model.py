@@ -16,7 +16,7 @@ class Model(Section):
     """Folder, GGUF file, Hugging Face name, or `embedded:tiny` (a small model that ships with stoker)."""
     from_scratch: bool = False
     """Build from the config with random weights of the run's seed instead of loading weights."""
-    dtype: Dtype | Literal["auto"] = "float32"
+    dtype: Literal[Dtype, "auto"] = "float32"
     """Compute weights; the optimizer keeps an fp32 master copy of 16-bit ones. `auto`: bfloat16 where this device
     multiplies faster in it (measured when the run starts, and kept for its life), else float32."""
     device: str = "auto"
@@ -24,7 +24,7 @@ class Model(Section):
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads for compute; 0: what torch takes (one for each core, or OMP_NUM_THREADS)."""
     attention: Literal["sdpa", "eager"] = "sdpa"
-    """transformers' attention implementation for training."""
+    """transformers' attention implementation for training; of some models (Gemma 2, BLOOM) it has `eager` alone."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Only for sources you trust."""
 

@@ -16,6 +16,7 @@ def missing_files(config: RunConfig) -> list[str]:
     named = {f"task.sources.{n}.path": source.path for n, source in enumerate(config.task.sources)}
     named |= {f"validation.sets.{n}.path": source.path for n, source in enumerate(config.validation.sets)}
     named |= {f"rewards.{n}.function": reward.function for n, reward in enumerate(config.rewards)}
+    named |= {"algorithm.advantage": config.algorithm.advantage, "algorithm.loss": config.algorithm.loss}
     models = {"model.path": config.model.path, "reference.path": config.reference.path, "start_from": config.start_from}
     named |= {key: path for key, path in models.items() if path}
     return [

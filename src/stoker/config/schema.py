@@ -5,7 +5,7 @@ generated answer, a *step* one rollout with its updates, an *update* one optimiz
 *micro-batch* what one forward/backward holds. Derived numbers live in `stoker.batch.plan`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,9 +13,7 @@ from stoker.config.algorithm import RECIPES, Algorithm
 from stoker.config.base import (
     BelowOne,
     Dtype,
-    Finite,
     Fraction,
-    Name,
     NonNegative,
     NonNegativeInt,
     Positive,
@@ -25,6 +23,7 @@ from stoker.config.base import (
     Text,
 )
 from stoker.config.model import Lora, Model, Reference
+from stoker.config.reward import Reward
 from stoker.config.task import Source, Task, Validation, ValidationSet
 from stoker.errors import ConfigError
 
@@ -60,6 +59,7 @@ class WarmStart(Section):
     examples_per_update: PositiveInt = 64
     """Prompt-and-answer rows behind one optimizer step."""
     learning_rate: Positive = 1e-3
+    """The same for every update: no warm-up, no decay."""
     stop_at_loss: NonNegative = 0.0
     """Stop early once the smoothed loss (nats per token) is below this; 0: never."""
 
@@ -88,31 +88,6 @@ class Sampling(Section):
     once) and the model is of a family that stoker decodes itself; false: with PyTorch's operators alone."""
 
 
-class Reward(Section):
-    """One reward function; several are added by weight."""
-
-    function: Text
-    """`math`, `exact`, or a user's function `pkg.mod:fn` / `file.py:fn`."""
-    signature: Literal["auto", "trl", "verl", "openrlhf", "verifiers"] = "auto"
-    name: Name = ""
-    weight: Finite = 1.0
-    """Factor in the sum of rewards; may be negative."""
-    range: tuple[float, float] | None = None
-    """Values the function may return; None: the built-in's own, or [-1, 1]. Outside it: an error, never a scaling."""
-    timeout_s: Positive = 10.0
-    """Deadline for one answer's check."""
-    on_timeout: Finite | None = None
-    """Reward of an answer whose check passed its deadline; None: abstain."""
-    max_error_rate: Fraction = 0.0
-    """Share of a step's samples on which the function may raise before the run stops."""
-    workers: Annotated[int, Field(ge=0, le=256)] = 0
-    """0: one process, called once sampling has ended (trl and openrlhf signatures: with all samples together).
-    N: N processes, handed each prompt's samples as soon as all of them have ended, while others are still drawn (of
-    `math`, the algebra). The function then sees one prompt's samples at a time, and must depend on its arguments alone:
-    not for a function that compares prompts or counts its calls. What it logs is averaged over the prompts."""
-    kwargs: dict[str, Any] = {}
-
-
 class Kl(Section):
     """The leash on the distance from the reference."""
 
@@ -124,17 +99,31 @@ class Kl(Section):
     placement: Literal["default", "reward", "loss"] = "default"
     """default: the algorithm's: reward for ppo, rloo, remax and reinforce_plus_plus, loss for the others."""
     level: Literal["token", "sequence"] = "token"
+    """Charge each token its own part, or each answer the sum over its tokens (docs/algorithms.md)."""
     adaptive: bool = False
+    """The coefficient follows the measured KL, towards `target`; false: it stays."""
     target: Positive = 6.0
     """Adaptive: nats per sequence, above the step-0 value."""
     horizon_samples: NonNegativeInt = 0
     """Adaptive: samples over which the coefficient moves; 0: 5 % of the run's samples."""
+
+    def conflict(self, samples_per_step: int) -> str | None:
+        """What makes an adaptive leash impossible, and the way out."""
+        if self.adaptive and not self.coefficient:
+            return "kl.adaptive = true has nothing to adapt at kl.coefficient = 0: set one above 0"
+        if self.adaptive and 0 < 5 * self.horizon_samples <= samples_per_step:  # see `rl.kl.AdaptiveKl`
+            return (
+                f"kl.horizon_samples = {self.horizon_samples} is too short for steps of {samples_per_step} samples: "
+                f"set it above {samples_per_step // 5}, better to several steps' worth"
+            )
+        return None
 
 
 class Optimizer(Section):
     """The update rule and its learning-rate schedule (by samples seen)."""
 
     name: Literal["adamw", "sgd", "adafactor"] = "adamw"
+    """AdamW keeps two numbers a parameter, SGD with momentum one, Adafactor far fewer."""
     learning_rate: Positive = 1e-6
     """At the peak, after warm-up."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
@@ -144,11 +133,13 @@ class Optimizer(Section):
     momentum: Fraction = 0.9
     """SGD only."""
     weight_decay: NonNegative = 0.0
+    """Decoupled: weights shrink by this times the learning rate in each update."""
     max_grad_norm: NonNegative = 1.0
     """0: no clipping."""
     warmup_fraction: Fraction = 0.03
     """Share of the run's samples over which the learning rate rises linearly."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls from its peak to the end of the run."""
     final_fraction: Fraction = 0.1
     """Learning rate at the end of a decay, relative to the peak."""
     skip_grad_norm_ratio: NonNegative = 0.0
@@ -184,8 +175,8 @@ class Update(Section):
     as it takes, keep only their input and are computed again. Changes memory and speed, never the gradient. 0: all
     layers; left out: none."""
     compiled: bool = True
-    """On a CPU: norms, gates and attention's backward pass by functions compiled for its processor, where there is a
-    C++ compiler (Linux) and the model is of a family that stoker decodes itself; false: by PyTorch's operators."""
+    """On a CPU: attention's backward pass, sums of gradients and, of the families that stoker decodes itself, norms and
+    gates by functions compiled for its processor, where there is a C++ compiler (Linux); false: PyTorch's operators."""
 
     @property
     def microbatch_tokens(self) -> int:
@@ -285,9 +276,10 @@ class RunConfig(Section):
                 "kl.estimator = 'k1' in the loss (the default of grpo and its kin) has no gradient but that of "
                 "its importance weight, which is noisier than k2's: use 'k2' (or 'k3'), or kl.placement = 'reward'"
             )
-        if self.kl.adaptive and not self.kl.coefficient:
-            raise ValueError("kl.adaptive = true has nothing to adapt at kl.coefficient = 0: set one above 0")
-        if conflict := self.lora.conflict(self.algorithm.needs_critic, self.model, self.reference, self.start_from):
+        conflict = self.kl.conflict(step) or self.lora.conflict(
+            self.algorithm.needs_critic, self.model, self.reference, self.start_from
+        )
+        if conflict:
             raise ValueError(conflict)
         return self
 

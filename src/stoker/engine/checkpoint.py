@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.dotted import nearest
 from stoker.errors import CheckpointError
 from stoker.record.disk import Patience, free_bytes, fsync_path, gigabytes, when_full, write_json
 
@@ -136,6 +137,9 @@ def find(checkpoints: Path, say: Callable[[str], None] | None = None) -> Found |
 
 def policy_folder(path: Path) -> Path:
     """The Hugging Face (or peft) folder of a run, of one of its checkpoints, or the path itself."""
+    if not path.is_dir():
+        beside = [folder.name for folder in path.parent.iterdir() if folder.is_dir()] if path.parent.is_dir() else []
+        raise CheckpointError(f"there is no folder {path}{nearest(path.name, beside)}")
     newest = [folder / "policy" for _, folder in saved(path / "checkpoints")]
     for candidate in (path / "policy", *newest, path):
         if (candidate / "config.json").is_file() or (candidate / "adapter_config.json").is_file():

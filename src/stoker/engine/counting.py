@@ -15,10 +15,10 @@ from stoker.rl.ports import Learner, Metrics, Role, Sampler
 from stoker.rl.types import Floats, Objective, Sample, TrainBatch, TrainRow
 from stoker.rl.updates import skippable
 
-__all__ = ["CountingLearner", "CountingSampler", "Tally", "model_work", "rows_flops", "samples_flops"]
+__all__ = ["CountingLearner", "CountingSampler", "WorkTally", "model_work", "rows_flops", "samples_flops"]
 
 
-class Tally:
+class WorkTally:
     """FLOPs and tokens by phase; `phase` says which one is on."""
 
     def __init__(self, phase: Callable[[], str]) -> None:
@@ -35,7 +35,7 @@ class Tally:
 class CountingSampler:
     """`rl.ports.Sampler` that tells a tally what it drew; everything else is the sampler's own."""
 
-    def __init__(self, sampler: Sampler, work: Work, tally: Tally) -> None:
+    def __init__(self, sampler: Sampler, work: Work, tally: WorkTally) -> None:
         self._sampler, self._work, self._tally = sampler, work, tally
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +52,7 @@ class CountingSampler:
 class CountingLearner:
     """`rl.ports.Learner` that tells a tally what it was given; everything else is the learner's own."""
 
-    def __init__(self, learner: Learner, works: dict[Role, Work], tally: Tally) -> None:
+    def __init__(self, learner: Learner, works: dict[Role, Work], tally: WorkTally) -> None:
         self._learner, self._works, self._tally = learner, works, tally
 
     def __getattr__(self, name: str) -> Any:

@@ -17,6 +17,10 @@ __all__ = ["explained", "fit_microbatch", "host_limit"]
 
 RESERVE = 0.1
 """Share of the available memory that isn't counted on: for what other programs take while the run goes on."""
+PRECISION = 0.05
+"""To which the limit is looked for: freed memory stays with the process and has holes (heap.py), so that the peaks of
+equal steps differ by as much on a CPU, and a step of a run takes long.
+"""
 DEADLINE_SECONDS = 3600.0
 """Of one trial. On a CPU a step of a large run takes minutes, and a trial has several."""
 
@@ -38,6 +42,7 @@ def fit_microbatch(
                 Maker("stoker.engine.target:make", (str(run_file),)),
                 limit_bytes=host_limit() if on_cpu else None,
                 steps=2,  # the workload's optimizers hold their states from the first on
+                precision=PRECISION,
                 deadline_seconds=DEADLINE_SECONDS,
                 on_trial=on_trial,
             )

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
 from stoker.batch.flops import Work
-from stoker.engine.counting import CountingLearner, CountingSampler, Tally, model_work
+from stoker.engine.counting import CountingLearner, CountingSampler, WorkTally, model_work
 from stoker.engine.local.speed import matmul_peak
 from stoker.engine.operators import MARK, Event, by_phase, executed_flops
 from stoker.record.disk import write_json
@@ -42,7 +42,7 @@ class Profiler:
         self._run, self._model, self._folder, self._steps = run, model, folder, steps
         self._trace: profile | None = None
         self._ports, self._around = (run.sampler, run.learner), run.clock.around
-        self._tally = Tally(lambda: run.clock.current)
+        self._tally = WorkTally(lambda: run.clock.current)
         self._records: list[Mapping[str, float]] = []
         self._first_step_seconds = 0.0
         self._before: dict[str, float] = {}
@@ -107,7 +107,8 @@ class Profiler:
         now, trace = self._run.clock.totals(), self._trace
         self._end(trace)
         seconds = {phase: total - self._before.get(phase, 0.0) for phase, total in now.items()}
-        self._run.display.say(f"profiled {len(self._records)} steps; writing the trace")
+        count = len(self._records)
+        self._run.display.say(f"profiled {count} step{'' if count == 1 else 's'}; writing the trace")
         try:
             _write_trace(trace, self._folder / "trace.json.gz")
             write_json(self._folder / "profile.json", self._report(seconds, events_of(trace)))

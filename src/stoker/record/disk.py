@@ -57,7 +57,7 @@ def is_full(error: BaseException) -> bool:
     """True where the disk (or the quota) is full. Libraries in Rust report it as text, not as an errno."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return "No space left on device" in str(error)
+    return any(text in str(error) for text in ("No space left on device", "Disk quota exceeded"))
 
 
 def when_full(action: Callable[[], T], what: str, path: Path, patience: Patience) -> T:

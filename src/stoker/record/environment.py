@@ -39,7 +39,7 @@ _EXACT = ("machine", "cpu", "gpus", "threads", "sampling", "update", "variables"
 
 def collect(*, device: str, threads: int, sampling: str, update: str) -> dict[str, Any]:
     """Facts for environment.json and checkpoint manifests. `threads`: the CPU threads that compute uses; `sampling`,
-    `update`: what computes a token, and norms and gates of an update.
+    `update`: what computes a token, and norms, gates and attention of an update.
     """
     model, flags = cpu()
     return {

@@ -20,7 +20,7 @@ from stoker.record.write import encode
 
 __all__ = ["Eta", "Progress", "duration"]
 
-Mode = Literal["table", "quiet", "json"]
+Mode = Literal["table", "quiet", "json", "silent"]
 ROWS_PER_HEADER = 30
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 DOING = {
@@ -100,7 +100,7 @@ def held_out(record: Mapping[str, float]) -> float | None:
 
 class Progress:
     """table: rows that grow, with a live line below them on a terminal; json: one object a line; quiet: only
-    warnings and the final words.
+    warnings and the final words; silent: nothing.
     """
 
     def __init__(
@@ -144,6 +144,10 @@ class Progress:
         """How far the phase is: done of total (0: not known) samples, tokens, ..."""
         self._done, self._total, self._unit = done, total, unit
 
+    def at_step(self, step: int) -> None:
+        """The run goes on after this step."""
+        self._step = step
+
     def step(self, record: Mapping[str, float]) -> None:
         """One row for a finished step; needs `step`, shows what else it finds."""
         self._step = int(record["step"])
@@ -152,7 +156,7 @@ class Progress:
         if "reward/mean" in record:
             self._rewards.append(record["reward/mean"])
         if self._mode == "json":
-            self._json(record)
+            self._json({**record, "step": self._step})
         elif self._mode == "table":
             if self._rows == 0 or (self._live and self._rows % ROWS_PER_HEADER == 0):
                 self._console.print(self._header(), soft_wrap=True)
@@ -191,7 +195,7 @@ class Progress:
     def _words(self, event: str, text: str, style: str, prefix: str = "") -> None:
         if self._mode == "json":
             self._json({"event": event, "text": text})
-        else:
+        elif self._mode != "silent":
             self._console.print(Text(prefix + printable(text), style=style), soft_wrap=True)
 
     def _header(self) -> Text:

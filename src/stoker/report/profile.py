@@ -41,7 +41,8 @@ def _head(profile: Mapping[str, Any]) -> Iterator[str]:
         f"profile of {which}: {profile['seconds'] / count:.2f} s a step, tracing included "
         f"(the unprofiled one before: {profile['unprofiled_step_seconds']:.2f} s)"
     )
-    threads = f", {profile['threads']} threads" if profile["device"] == "cpu" else ""
+    plural = "" if profile["threads"] == 1 else "s"
+    threads = f", {profile['threads']} thread{plural}" if profile["device"] == "cpu" else ""
     yield (
         f"matmul peak measured here: {rate(profile['matmul_peak_flops'])} "
         f"({profile['device']}, {profile['dtype']}{threads})"

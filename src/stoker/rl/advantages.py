@@ -107,7 +107,14 @@ def estimator(name: str) -> Estimator:
     own = dotted.load(name, "algorithm.advantage", ConfigError)
 
     def checked(rewards: Array, greedy: Array | None) -> Array:
-        found = np.asarray(own(rewards.copy()), dtype=np.float64)
+        try:
+            returned = own(rewards.copy())
+        except Exception as error:
+            raise RunError(f"advantage '{name}' raised\n{dotted.users_traceback(error)}") from error
+        try:
+            found = np.asarray(returned, dtype=np.float64)
+        except (TypeError, ValueError, RuntimeError) as error:  # the last from a tensor that wants a gradient
+            raise RunError(f"advantage '{name}' returned what isn't an array of numbers: {error}") from error
         if found.shape != rewards.shape:
             raise RunError(f"advantage '{name}' returned shape {found.shape} for rewards of shape {rewards.shape}")
         if not np.isfinite(found[~np.isnan(rewards)]).all():

@@ -11,6 +11,7 @@ __all__ = ["raised", "warmup_spike"]
 
 MANY_EQUAL_GROUPS = 0.8
 MANY_EMPTY = 0.1
+MANY_UNPARSED = 0.9
 NORMS_NEEDED = 8
 """Steps before a running median of the gradient norm means anything."""
 
@@ -28,7 +29,7 @@ def _of_samples(record: Mapping[str, float], config: RunConfig) -> Iterator[Alar
     if record["sample/truncated"] == 1:
         yield (
             "truncated",
-            f"every answer was cut at max_new_tokens = {config.sampling.max_new_tokens}: no answer can be right. "
+            f"every answer was cut at max_new_tokens = {config.sampling.max_new_tokens}, and few such can be right. "
             "Raise sampling.max_new_tokens, or ask for shorter answers in the prompt",
         )
     # Elsewhere a group isn't the baseline, and may be a single sample.
@@ -45,6 +46,12 @@ def _of_samples(record: Mapping[str, float], config: RunConfig) -> Iterator[Alar
             f"{config.sampling.prompts_per_step} prompts whose answers differ in reward, in "
             f"{record['sample/draws']:.0f} draws, and the step trains on those: choose prompts that the model solves "
             "sometimes, raise sampling.samples_per_prompt, or algorithm.dynamic_sampling_draws",
+        )
+    if (unparsed := record["reward/unparsed"]) > MANY_UNPARSED:
+        yield (
+            "unparsed",
+            f"no answer was found in {unparsed:.0%} of the samples: look at samples/; show or say in the prompt how an "
+            "answer is to be written, or choose a reward that reads these (docs/rewards.md)",
         )
     if (empty := record["sample/empty"]) > MANY_EMPTY:
         yield "empty", f"{empty:.1%} of the answers are empty (the stop token alone); look at samples/"

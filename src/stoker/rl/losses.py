@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker import dotted
+from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.errors import ConfigError, RunError
 from stoker.rl.kl import importance, k3, kl_loss
 from stoker.rl.types import Objective
@@ -144,10 +145,20 @@ def surrogate(name: str) -> Surrogate:
     own = dotted.load(name, "algorithm.loss", ConfigError)
 
     def checked(terms: Terms, log_ratio: Tensor, objective: Objective) -> tuple[Tensor, Metrics]:
-        loss = own(terms, log_ratio, objective)
+        try:
+            loss = own(terms, log_ratio, objective)
+        except Exception as error:
+            if is_out_of_memory(error):  # tried again with smaller micro-batches
+                raise
+            raise RunError(f"loss '{name}' raised\n{dotted.users_traceback(error)}") from error
         if not isinstance(loss, Tensor) or loss.shape != log_ratio.shape:
-            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise RunError(f"loss '{name}' returned {found}: a tensor of shape {tuple(log_ratio.shape)} is needed")
+            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise RunError(
+                f"loss '{name}' returned {found}: a tensor of shape {tuple(log_ratio.shape)} is needed, a value for "
+                "each token; masks and means are stoker's"
+            )
+        if log_ratio.requires_grad and not loss.requires_grad:
+            raise RunError(f"loss '{name}' returned a tensor without a gradient: use log_ratio or terms.logprobs")
         return loss, {}
 
     return checked

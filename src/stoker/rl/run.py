@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from stoker.batch.plan import BatchPlan
 from stoker.config import schema
+from stoker.config.leash import leash
 from stoker.record.clock import Clock
 from stoker.record.progress import Progress
 from stoker.record.write import Recorder
@@ -19,7 +20,7 @@ from stoker.rl.sampling import sample_record
 from stoker.rl.state import Evaluation, RunState
 from stoker.rl.types import Objective, Prompt, Scored, TrainRow
 
-__all__ = ["Run", "leash", "objective_of", "scored"]
+__all__ = ["Run", "objective_of", "scored"]
 
 
 class RewardSource(RewardPort, Protocol):
@@ -44,23 +45,6 @@ class Checkpoints(Protocol):
         ...
 
     def save(self, run: "Run") -> None: ...
-
-
-@dataclass(frozen=True)
-class Leash:
-    """How the KL to the reference enters: estimator and place, defaults resolved."""
-
-    estimator: str
-    in_reward: bool
-
-
-def leash(config: schema.RunConfig) -> Leash:
-    """k1 in the reward for PPO and its like, k2 as a loss for GRPO's kin, unless the run file says otherwise."""
-    in_reward = config.kl_placement == "reward"
-    estimator = config.kl.estimator
-    if estimator == "default":
-        estimator = "k1" if in_reward else "k2"
-    return Leash(estimator, in_reward)
 
 
 def objective_of(config: schema.RunConfig, kl_coefficient: float, *, critic_only: bool = False) -> Objective:
@@ -132,7 +116,8 @@ class Run:
         if self.interrupt.received is not None:
             return f"stopped by {self.interrupt.received.name}"
         if self.state.step >= self.config.stop.steps:
-            return f"finished its {self.config.stop.steps} steps"
+            steps = self.config.stop.steps
+            return f"finished its {steps} step{'' if steps == 1 else 's'}"
         seen = self.state.evaluations
         if past_its_best(
             [e.reward for e in seen], [e.reward_error for e in seen], self.config.validation.early_stop_after

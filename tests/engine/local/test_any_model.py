@@ -17,6 +17,7 @@ from transformers import (
     BertLMHeadModel,
     BloomConfig,
     DeepseekV3Config,
+    FalconConfig,
     FalconH1Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -63,6 +64,7 @@ SSM = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state"
 PADDED: dict[str, PreTrainedConfig] = {
     "gpt2": GPT2Config(**SIZE),
     "gpt_neox": GPTNeoXConfig(**SIZE),
+    "falcon": FalconConfig(**SIZE),
     "opt": OPTConfig(**SIZE, word_embed_proj_dim=32, ffn_dim=48),
     "phi": PhiConfig(**SIZE),
     "phi3": Phi3Config(**GROUPED, sliding_window=8),
@@ -157,7 +159,12 @@ def test_two_training_steps_run(
     name: str, tiny_tokenizer: object, make_learner: Callable[[PreTrainedModel], LocalLearner]
 ) -> None:
     model = build(name)
-    learner = make_learner(model)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        before_learning = model(input_ids=ids, use_cache=False).logits
+        learner = make_learner(model)
+        after = model(input_ids=ids, use_cache=False).logits
+    assert torch.equal(after, before_learning), "a learner leaves the model's own forward as it was"
     learner.begin_rl()
     for samples_seen in (12, 24):
         samples = draw(model, tiny_tokenizer, SamplingParams(temperature=0.8, max_new_tokens=5))

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
+    Olmo2Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -46,6 +48,7 @@ def masked(query: Tensor, key: Tensor, value: Tensor, kinds: Tensor, scale: floa
         segments((5, 2, 7, 1), (2, 3)),  # lines of other prompts, numbers and lengths
         segments((1, 1)),
         segments((4, 6, 0, 2), (9, 1, 1, 1)),  # an answer of which nothing is fed
+        segments((4, 0, 0), (2, 0)),  # and none of which anything is
     ],
 )
 @pytest.mark.parametrize("compiled", [False, True])
@@ -149,6 +152,24 @@ def test_other_models_keep_their_attention(config: PreTrainedConfig) -> None:
     scoring = ScoringModel(model, 64)
     some = rows()
     assert scoring(collate(some, lines_of(some, 100, scoring.sharing_width), model.device)).logprobs.isfinite().all()
+
+
+def test_a_model_that_asks_for_the_name_of_its_attention_is_left_as_it_was() -> None:
+    model = build(FalconConfig(**SIZE))
+    ids = torch.arange(12)[None]
+    before = model(input_ids=ids).logits
+    assert not ScoringModel(model, 64)._by_blocks
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(input_ids=ids).logits, before)
+
+
+def test_a_manifest_tells_what_attention_is_computed_by() -> None:
+    by_blocks, plain = build(Olmo2Config(**GROUPS)), build(FalconConfig(**SIZE))
+    library = load_library()
+    expected = "PyTorch's operators" if isinstance(library, str) else f"compiled by {library.compiler}"
+    assert ScoringModel(by_blocks, 64, compiled=True).arithmetic == expected
+    assert ScoringModel(by_blocks, 64).arithmetic == "PyTorch's operators"
+    assert ScoringModel(plain, 64, compiled=True).arithmetic == "PyTorch's operators"
 
 
 def test_the_users_choice_of_attention_stays() -> None:

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from stoker.engine.local import compiler
 from stoker.engine.local.compiler import Library, load_library
-from stoker.engine.local.layouts import Matrix
 from stoker.engine.local.products import TiledProduct, together
 from stoker.engine.local.sampler import LocalSampler
+from stoker.engine.local.structures import Matrix
 from stoker.rl.types import Prompt, Request, SamplingParams
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, compiler._COMPILERS)), reason="no C++ compiler")
@@ -65,6 +65,49 @@ def test_a_compiler_that_fails_is_said_with_its_words(
     monkeypatch.setenv("CXX", str(broken))
     assert load_library() == "broken++ failed: no such option"
     assert list(fresh.iterdir()) == []
+
+
+def test_a_compiler_that_does_nothing_is_said(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = tmp_path / "silent++"
+    silent.write_text("#!/bin/sh\nexit 0\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("CXX", str(silent))
+    assert load_library() == "silent++ ended without an error and without a library"
+    assert list(fresh.iterdir()) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut", "empty"])
+def test_a_damaged_library_is_compiled_again(fresh: Path, damage: str) -> None:
+    """One cut behind its headers would be opened, and end the process at the first look at what is missing."""
+    with pytest.MonkeyPatch.context() as usual:
+        usual.delenv("XDG_CACHE_HOME")
+        before = load_library()
+        kept = compiler._folder()
+    assert isinstance(before, Library)
+    damaged = fresh / compiler._name(before.compiler)
+    damaged.parent.mkdir(mode=0o700, parents=True)
+    damaged.write_bytes((kept / damaged.name).read_bytes()[: 4096 if damage == "cut" else 0])
+    load_library.cache_clear()
+    after = load_library()
+    assert isinstance(after, Library) and after.seconds > 0 and after.tiles == before.tiles
+    assert list(fresh.iterdir()) == [damaged] and damaged.stat().st_size > 4096
+
+
+@needs_compiler
+def test_without_a_place_to_keep_it_the_way_out_is_said(
+    tmp_path: Path, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    assert str(load_library()).startswith(f"they can't be kept in {fresh} (")
+    load_library.cache_clear()
+
+    def homeless(_: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", classmethod(homeless))
+    assert "no home folder" in str(load_library()) and "XDG_CACHE_HOME" in str(load_library())
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions")

@@ -237,6 +237,16 @@ def test_other_models_are_told_apart_and_said(name: str, tiny_tokenizer: Any) ->
         assert sum("sampled through transformers' own modules" in note for note in notes) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_part_that_is_hidden_altogether_weighs_nothing(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (torch.randn(2, 1, n, 8, generator=generator).to(dtype) for n in (1, 5, 5))
+    own = step_math.attend_part(query, keys, values, None, None)
+    beyond = step_math._added(torch.ones(2, 1, 1, 5, dtype=torch.bool))
+    hidden = step_math.attend_part(query, keys.flip(2), values.flip(1) + 1, beyond, None)
+    assert torch.equal(step_math.merge_parts(own, hidden), own[0])
+
+
 @torch.no_grad()
 def test_a_wrong_part_is_found_before_anything_is_drawn(
     tiny_llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedModel, T5Config
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    BloomConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    T5Config,
+)
 
 from stoker.config.schema import Model
 from stoker.engine.local.load import count_parameters, exact_weights, load_model, load_tokenizer, pick_device
@@ -128,6 +136,20 @@ def test_bidirectional_model_is_refused_by_name(tmp_path: Path) -> None:
     BertLMHeadModel(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"\(bert\) looks at later tokens"):
         load_model(Model(path=str(tmp_path), device="cpu"), 0)
+
+
+def test_a_model_without_sdpa_says_what_to_set(tmp_path: Path) -> None:
+    BloomConfig(vocab_size=32, hidden_size=8, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    model = Model(path=str(tmp_path), from_scratch=True, device="cpu")
+    with pytest.raises(ModelError, match=r"set model\.attention = 'eager'"):
+        load_model(model, 0)
+    assert load_model(model.model_copy(update={"attention": "eager"}), 0).config.model_type == "bloom"
+
+
+def test_a_config_that_makes_no_working_model_is_refused_by_path(tmp_path: Path) -> None:
+    GPT2Config(vocab_size=32, n_embd=8, n_layer=1, n_head=2, n_positions=4).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"fails on 8 tokens \(.*\): its config\.json makes no working GPT2LMHead"):
+        load_model(Model(path=str(tmp_path), from_scratch=True, device="cpu"), 0)
 
 
 def test_device_that_is_not_there() -> None:

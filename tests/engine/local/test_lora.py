@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     DeepseekV3Config,
+    FalconConfig,
     Gemma3TextConfig,
     GPT2Config,
     JambaConfig,
@@ -410,8 +411,17 @@ def test_adapters_are_refused_on_another_base(make_lora_learner: Make, make_rows
             make_lora_learner(base).load(tmp_path)
     with pytest.raises(CheckpointError, match=r"lora\.target_modules"):
         make_lora_learner(build(CARRIES["llama"]), lora=LORA | {"target_modules": ("q_proj",)}).load(tmp_path)
-    with pytest.raises(CheckpointError, match="another shape"):
+    with pytest.raises(CheckpointError, match=r"was lora\.rank"):
         make_lora_learner(build(CARRIES["llama"]), lora=LORA | {"rank": 2}).load(tmp_path)
+
+
+def test_a_resume_with_or_without_adapters_says_what_changed(make_lora_learner: Make, tmp_path: Path) -> None:
+    make_lora_learner(build(CARRIES["llama"])).save(tmp_path / "adapters")
+    make_lora_learner(build(CARRIES["llama"]), lora={"rank": 0}).save(tmp_path / "whole")
+    with pytest.raises(CheckpointError, match=r"holds adapters, and lora\.rank = 0"):
+        make_lora_learner(build(CARRIES["llama"]), lora={"rank": 0}).load(tmp_path / "adapters")
+    with pytest.raises(CheckpointError, match=r"asks for more than the saved one"):
+        make_lora_learner(build(CARRIES["llama"])).load(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("damage", ["lost weights", "pickled", "lost base", "other shape", "stranger"])
@@ -474,6 +484,12 @@ def test_maps_that_peft_takes_for_experts_are_refused_by_name(run_config: Make) 
     named = str(error.value).split("some of ")[1]
     assert "gate_proj" not in named
     assert adapt(build(config), run_config, target_modules=("q_a_proj", "q_b_proj", "o_proj")).parameters
+
+
+def test_a_model_without_plain_linear_maps_is_refused(run_config: Make) -> None:
+    config = FalconConfig(vocab_size=258, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    with pytest.raises(ModelError, match=r"FalconForCausalLM has no linear maps .*: set lora\.rank = 0"):
+        adapt(build(config), run_config)
 
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "nothing"])

@@ -158,6 +158,15 @@ def test_an_abstaining_reward_fails_the_right_line(sample: Make, suite: Suite, w
     assert {"right", "wrong"} <= bad(suite({"function": f"{path}:f"}).audit(prompts(sample, "42")))
 
 
+def test_what_a_warm_start_teaches_must_count_as_right(sample: Make, suite: Suite) -> None:
+    def audit(function: str, *answers: str) -> set[str]:
+        return bad(suite({"function": function}).audit(prompts(sample, *answers), taught=True))
+
+    assert audit("exact", "42", "57") == set()
+    assert audit("math", "#### 42", "#### 57") == set()
+    assert audit("math", "42", "57") == {"as the warm start teaches it"}  # a bare number is no answer form
+
+
 def test_rows_without_answers_are_not_audited(sample: Make, suite: Suite) -> None:
     one = suite({"function": "math"})
     assert one.audit(prompts(sample, None, "")) == []

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.errors import ConfigError, RewardError
+from stoker.errors import RewardError
 from stoker.rl.rewards import RewardSuite
 from stoker.rl.types import Sample
 
@@ -389,8 +389,6 @@ def test_wrong_paths_fail_at_build(suite: Suite, write: Write) -> None:
     path = write("def reward_length(completions): ...")
     with pytest.raises(RewardError, match="has no 'reward_lenght'; did you mean 'reward_length'"):
         suite({"function": f"{path}:reward_lenght"})
-    with pytest.raises(ConfigError, match="no built-in reward 'maths'; did you mean 'math'"):
-        suite({"function": "maths"})
 
 
 def test_log_extra_of_wrong_length(sample: Make, suite: Suite, write: Write) -> None:

@@ -140,8 +140,11 @@ class Adapters:
             )
         path = folder / "adapters.safetensors"
         saved = saving.load_tensors(path)
-        if saved.keys() - self.parameters.keys():
-            raise CheckpointError(f"{path} has adapters that this model lacks: was lora.target_modules another?")
+        if {name: t.shape for name, t in saved.items()} != {name: p.shape for name, p in self.parameters.items()}:
+            raise CheckpointError(
+                f"{path} has other adapters than this model: was lora.rank or lora.target_modules another? Resume with "
+                "the saved config.toml, or start a new run from a merged policy"
+            )
         saving.copy_tensors(saved, self.parameters, path)
 
     def _base_fingerprint(self) -> str:

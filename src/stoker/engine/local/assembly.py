@@ -26,7 +26,7 @@ class LocalEngine:
     sampler: LocalSampler
     plan: batch_plan.BatchPlan
     update_arithmetic: str
-    """What computes norms, gates and attention of an update."""
+    """What computes an update, for a manifest."""
 
 
 def policy_source(config: RunConfig) -> Model:
@@ -47,7 +47,7 @@ def assemble(config: RunConfig, tokenizer: Any, *, measuring: bool = False) -> L
     model = load_model(source, config.seed)
     parameters = count_parameters(model)
     adapters = adapters_to_train(model, config, source.path)
-    update_arithmetic = prepare_update(model, compiled=config.update.compiled)
+    norms_and_gates = prepare_update(model, compiled=config.update.compiled)
     plan = batch_plan.make(config, parameters, count_parameters(model, trained=True))
     exact = exact_weights(source, model, config.seed) if adapters is None else {}
     learner = LocalLearner(
@@ -66,4 +66,6 @@ def assemble(config: RunConfig, tokenizer: Any, *, measuring: bool = False) -> L
         compiled=config.sampling.compiled,
         measuring=measuring,
     )
-    return LocalEngine(model, learner, sampler, plan, update_arithmetic)
+    same = norms_and_gates == learner.arithmetic
+    arithmetic = norms_and_gates if same else f"norms and gates {norms_and_gates}, attention {learner.arithmetic}"
+    return LocalEngine(model, learner, sampler, plan, arithmetic)

@@ -22,10 +22,10 @@ from transformers.masking_utils import sdpa_mask
 
 from stoker.engine.local.compiled_math import NAMES
 from stoker.engine.local.compiler import Library
-from stoker.engine.local.layouts import Mask, float32, int32, int64, pointer
 from stoker.engine.local.step_math import attend_part, merge_parts
+from stoker.engine.local.structures import Mask, float32, int32, int64, pointer
 
-__all__ = ["Blocks", "blocks_of", "take_over"]
+__all__ = ["Blocks", "blocks_of", "give_back", "take_over"]
 
 _NAME = "stoker_blocks"
 _LONGEST = {torch.bfloat16: 1024, torch.float32: 192}
@@ -56,7 +56,7 @@ class Blocks:
 
     answers: Set
     prompts: Set | None = None
-    """None: a line is one answer, its prompt included."""
+    """None: each line is one block, and `answers` holds those."""
     library: Library | None = None
     """Compiled functions for the backward pass; None: PyTorch's operators."""
 
@@ -78,14 +78,16 @@ def blocks_of(
         places = first + torch.arange(length)
         return Blocks(Set.of(places, torch.ones_like(places, dtype=torch.bool)), library=library)
     counts = torch.stack([(segments == number).sum(1) for number in range(int(segments.max()) + 1)], 1)  # (S, 1 + R)
-    prompt, answer = int(counts[:, 0].max()), int(counts[:, 1:].max())
-    if max(prompt, answer) > limit:
+    if int(counts.max()) > limit:
         return None
+    at = torch.arange(int(counts[:, 0].max()))
+    prompts = Set.of(first + at, at < counts[:, :1])
+    if counts.shape[1] == 1:  # answers of one token each: nothing is predicted from them, so they aren't there
+        return Blocks(prompts, library=library)
     starts = counts.cumsum(1)[:, :-1]  # (S, R) an answer begins where what is before it ends
-    at = torch.arange(answer)
+    at = torch.arange(int(counts[:, 1:].max()))
     answers = Set.of((first + starts)[:, :, None] + at, at < counts[:, 1:, None])
-    at = torch.arange(prompt)
-    return Blocks(answers, Set.of(first + at, at < counts[:, :1]), library)
+    return Blocks(answers, prompts, library)
 
 
 def take_over(model: PreTrainedModel) -> bool:
@@ -97,6 +99,13 @@ def take_over(model: PreTrainedModel) -> bool:
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     config._attn_implementation = _NAME
     return True
+
+
+def give_back(model: PreTrainedModel) -> None:
+    """Undo `take_over`."""
+    config = model.config.get_text_config()
+    if config._attn_implementation == _NAME:
+        config._attn_implementation = "sdpa"
 
 
 def _attention(

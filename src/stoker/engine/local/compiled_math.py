@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from stoker.engine.local import layouts
+from stoker.engine.local import structures
 from stoker.engine.local.compiler import Library
 from stoker.engine.local.dense import Dense, Layer, Norm
 from stoker.engine.local.group_cache import GroupCache
-from stoker.engine.local.layouts import int32, int64, pointer
 from stoker.engine.local.products import TiledProduct
+from stoker.engine.local.structures import int32, int64, pointer
 
 __all__ = ["GELU", "NAMES", "SILU", "CompiledMath", "uncompilable"]
 
@@ -51,9 +51,9 @@ class CompiledMath:
         self._cache = cache
         self._tables = tables  # their memory is read by address
         self._threads = torch.get_num_threads()
-        self._rows = layouts.Rows(heads=dense.key_value_heads, dim=dense.head_dim, threads=self._threads)
-        self._norms: dict[int, tuple[layouts.Norm, Tensor]] = {}
-        self._layers = (layouts.Layer * len(dense.layers))()
+        self._rows = structures.Rows(heads=dense.key_value_heads, dim=dense.head_dim, threads=self._threads)
+        self._norms: dict[int, tuple[structures.Norm, Tensor]] = {}
+        self._layers = (structures.Layer * len(dense.layers))()
         for told, layer in zip(self._layers, dense.layers, strict=True):
             attention = told.attention
             attention.query_norm, attention.key_norm = self._norm(layer.query_norm), self._norm(layer.key_norm)
@@ -80,7 +80,7 @@ class CompiledMath:
         seen = layer.output.depth
         widths = (layer.heads.outputs, seen, x.shape[1], layer.gate_up.outputs, layer.inner)
         rooms = [x, out, *(x.new_empty(len(x), width) for width in widths)]
-        room = layouts.Room(*(tensor.data_ptr() for tensor in rooms))
+        room = structures.Room(*(tensor.data_ptr() for tensor in rooms))
         self._rows.group = seen // (self._rows.heads * self._rows.dim)
         first = self._norm(self._dense.norms[0])
         self._step(self._layers, len(self._layers), byref(first), byref(self._rows), byref(room), x.shape[1])
@@ -111,13 +111,13 @@ class CompiledMath:
         self._gated(*halves, isinstance(layer.activation, GELU), out.data_ptr(), *gate.shape, self._threads)
         return out
 
-    def _norm(self, norm: Norm | None) -> layouts.Norm:
+    def _norm(self, norm: Norm | None) -> structures.Norm:
         """With its weight in float32, which is kept: the structure has but its address."""
         if norm is None:
-            return layouts.Norm()
+            return structures.Norm()
         if id(norm) not in self._norms:
             weight = norm.weight.detach().float().contiguous()
-            self._norms[id(norm)] = layouts.Norm(weight.data_ptr(), norm.eps), weight
+            self._norms[id(norm)] = structures.Norm(weight.data_ptr(), norm.eps), weight
         return self._norms[id(norm)][0]
 
     def _tell_all(self) -> bool:

@@ -1,6 +1,6 @@
 // One decoding step on a CPU: norms, attention to the cache, the MLP's gate; with the products of tiles.h, all of it.
 //
-// Called through a C interface (compiled_math.py; structures: layouts.py), for float32 and bfloat16; every sum and
+// Called through a C interface (compiled_math.py; structures: structures.py), for float32 and bfloat16; every sum and
 // exponential is float32, and a result is rounded once. A task computes the same numbers whichever thread has it, so
 // threads change no bit.
 //
@@ -303,7 +303,7 @@ void product(const bfloat16* x, int64_t stride, int64_t rows, const Matrix* weig
     multiply(x, stride, rows, *weights, out);
 }
 
-//
+// All that a layer computes with.
 struct Layer {
     Attention attention;
     Matrix heads, output, gate_up, down;

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stoker.engine.local.block_attention import blocks_of, take_over
+from stoker.engine.local.block_attention import blocks_of, give_back, take_over
 from stoker.engine.local.chunked import Head, Scores, scores_of_logits, token_scores
-from stoker.engine.local.compiler import Library, load_library
+from stoker.engine.local.compiler import Library, arithmetic, load_library
 from stoker.engine.local.layout import Line, Microbatch, collate
 from stoker.rl.types import TrainRow
 
@@ -85,17 +85,25 @@ def _two_rows(model: PreTrainedModel) -> list[TrainRow]:
 
 @torch.no_grad()
 def _takes_blocks(model: PreTrainedModel) -> bool:
-    """True where the trunk attends by blocks, tried on lines of one and of two answers."""
-    trunk = trunk_of(model)
-    if trunk is None or not take_over(model):
-        return False
-    batches = [_lines_of_two(model), _lines_of_one(model)]
-    try:
-        found = [hidden_states(trunk, batch, by_blocks=True).float() for batch in batches]
-    except (TypeError, ValueError, RuntimeError):  # its layers don't pass on what they are given
+    """True where the trunk attends by blocks, and without them as before, tried on lines of one and of two answers.
+
+    Where it doesn't, the model is left as it was: some ask for the name of their attention (Falcon), and would compute
+    something else under another.
+    """
+    trunk, batches = trunk_of(model), [_lines_of_two(model), _lines_of_one(model)]
+    if trunk is None:
         return False
     expected = [hidden_states(trunk, batch).float() for batch in batches]
-    return all(_close(one, other, model.dtype) for one, other in zip(found, expected, strict=True))
+    if not take_over(model):
+        return False
+    try:
+        found = [hidden_states(trunk, batch, by_blocks=by).float() for by in (True, False) for batch in batches]
+        takes = all(_close(one, other, model.dtype) for one, other in zip(found, expected * 2, strict=True))
+    except (TypeError, ValueError, RuntimeError):  # its layers don't pass on what they are given
+        takes = False
+    if not takes:
+        give_back(model)
+    return takes
 
 
 def _close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
@@ -123,6 +131,11 @@ class ScoringModel:
             )
         self.sharing_width = sharing_width(model) if self._trunk is not None else 0
         self._by_blocks = bool(self.sharing_width) and _takes_blocks(model)
+
+    @property
+    def arithmetic(self) -> str:
+        """What computes attention's backward pass, for a manifest."""
+        return arithmetic(self._library if self._by_blocks else None)
 
     def __call__(self, batch: Microbatch) -> Scores:
         """Log-prob and entropy of each scored token, (N,)."""

@@ -59,21 +59,19 @@ class LocalLearner:
         """
         self._config = config
         self._model = model
-        self._adapters = adapters
-        self._tokenizer = tokenizer
+        self._adapters, self._tokenizer = adapters, tokenizer
         self._total_samples = total_samples
         self._budget = TokenBudget(config.update.microbatch_tokens, model.device, shrinks=not measuring)
-        self._policy = ScoringModel(model, config.update.logits_per_chunk, compiled=config.update.compiled)
+        compiled, gib = config.update.compiled, config.update.activation_gib
+        self._policy = ScoringModel(model, config.update.logits_per_chunk, compiled=compiled)
         self._reference: Reference | None = named_reference(config, model)
         self._critic = start_critic(config, model) if config.algorithm.needs_critic else None
-        self._limits: dict[Role, ActivationLimit] = {
-            "policy": ActivationLimit(model, self._policy, config.update.activation_gib)
-        }
+        self._limits: dict[Role, ActivationLimit] = {"policy": ActivationLimit(model, self._policy, gib)}
+        optimizer = MasterOptimizer(model, config.optimizer, exact, compiled=compiled)
+        self._optimizers: dict[Role, MasterOptimizer] = {"policy": optimizer}
         if self._critic is not None:
-            self._limits["critic"] = ActivationLimit(self._critic.trunk, self._critic, config.update.activation_gib)
-        self._optimizers: dict[Role, MasterOptimizer] = {"policy": MasterOptimizer(model, config.optimizer, exact)}
-        if self._critic is not None:
-            self._optimizers["critic"] = MasterOptimizer(self._critic, config.critic.optimizer)
+            self._limits["critic"] = ActivationLimit(self._critic.trunk, self._critic, gib)
+            self._optimizers["critic"] = MasterOptimizer(self._critic, config.critic.optimizer, compiled=compiled)
         self._guards = {role: NormGuard(self._settings(role).skip_grad_norm_ratio) for role in self._optimizers}
         self._pending: dict[Role, str] = {}  # roles with a gradient, and the loss it came from
         self._pending_samples: list[str] = []
@@ -90,6 +88,11 @@ class LocalLearner:
         tokens, share = self._budget.tokens, self._budget.share
         limited = [note for limit in self._limits.values() for note in limit.notes(tokens, longest, share)]
         return [*adapted, *self._policy.notes, *limited, *self._budget.notes]
+
+    @property
+    def arithmetic(self) -> str:
+        """What computes attention's backward pass of an update, for a manifest."""
+        return self._policy.arithmetic
 
     def cut_by(self, tokens: int) -> None:
         """From now on a micro-batch holds at most so many padded tokens."""
@@ -177,7 +180,8 @@ class LocalLearner:
 
     def _add_gradients(self, role: Role, rows: Sequence[TrainRow], objective: Objective) -> Tally:
         tally = Tally(objective)
-        for lines in self._budget.microbatches(rows, self._sharing_width(role)):
+        scorer = self._critic if role == "critic" and self._critic is not None else self._policy
+        for lines in self._budget.microbatches(rows, scorer.sharing_width):
             micro = collate(rows, lines, self._model.device)
             self._limits[role].apply(micro, self._budget.share)
             terms, weights = self._terms(role, micro), micro.column("weights")
@@ -193,10 +197,6 @@ class LocalLearner:
         if role == "critic" and self._critic is not None:
             return value_terms(micro, self._critic(micro))
         return policy_terms(micro, self._policy(micro))
-
-    def _sharing_width(self, role: Role) -> int:
-        scorer = self._critic if role == "critic" and self._critic is not None else self._policy
-        return scorer.sharing_width
 
     def _grad_scale(self, rows: Sequence[TrainRow]) -> float:
         """float16 can't hold the gradient of a loss over thousands of tokens: lift a token's weight to about 1."""

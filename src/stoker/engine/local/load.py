@@ -1,7 +1,5 @@
 """Models and tokenizers from a folder, a Hugging Face name, a GGUF file or stoker itself."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +9,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.configuration_utils import PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
-from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.config import schema
 from stoker.engine.local.dtype import fastest_dtype
 from stoker.engine.local.fused import prepare_update
 from stoker.engine.local.heap import keep_freed_memory
 from stoker.engine.local.locate import base_of, locate, refuse_pickle
-from stoker.errors import ModelError, StokerError
+from stoker.engine.local.refuse import explained, first_line, require_causal_behaviour, require_causal_kind
+from stoker.errors import ModelError
 
 if TYPE_CHECKING:
     from stoker.engine.local.adapters import Adapters
@@ -27,6 +25,7 @@ __all__ = [
     "cast_weights",
     "count_parameters",
     "count_planned",
+    "exact_weights",
     "load_model",
     "load_other",
     "load_tokenizer",
@@ -42,7 +41,7 @@ def load_tokenizer(model: schema.Model) -> Any:
     folder, gguf = locate(base or model.path)
     own = Path(model.path).expanduser()  # adapters may come with a tokenizer
     source = str(own) if base and (own / "tokenizer_config.json").is_file() else folder
-    with _explained(model.path, "tokenizer"):
+    with explained(model.path, "tokenizer"):
         extra = {"gguf_file": gguf} if gguf else {}
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=model.trust_remote_code, **extra)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
@@ -76,10 +75,10 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
     if model.dtype == "auto":
         model = model.model_copy(update={"dtype": fastest_dtype(device)})
     folder, gguf = locate(model.path)
-    with _explained(model.path, "model"):
+    with explained(model.path, "model"):
         extra = {"gguf_file": gguf} if gguf else {}
         config = AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code, **extra)
-    _require_causal_kind(config, model.path)
+    require_causal_kind(config, model.path)
     _dropout_off(config)
     if model.from_scratch:
         loaded = _random_weights(config, model, seed)
@@ -91,7 +90,7 @@ def load_model(model: schema.Model, seed: int) -> PreTrainedModel:
             module.p = 0.0
     loaded.to(device=device)  # type: ignore[call-arg]  # its decorator hides self
     loaded.eval()
-    _require_causal_behaviour(loaded, model.path)
+    require_causal_behaviour(loaded, model.path)
     return loaded
 
 
@@ -140,7 +139,7 @@ def adapters_to_train(model: PreTrainedModel, config: schema.RunConfig, path: st
 def count_planned(config: schema.RunConfig, path: str) -> tuple[int, int]:
     """(all, trained) parameters of the policy at `path`, from its config alone: no weight is loaded."""
     folder, gguf = locate(base_of(path) or path)
-    with _explained(path, "model"), torch.device("meta"):
+    with explained(path, "model"), torch.device("meta"):
         extra = {"gguf_file": gguf} if gguf else {}
         found = AutoConfig.from_pretrained(folder, trust_remote_code=config.model.trust_remote_code, **extra)
         model = AutoModelForCausalLM.from_config(found, trust_remote_code=config.model.trust_remote_code)
@@ -185,46 +184,17 @@ def pick_device(name: str) -> torch.device:
     try:
         torch.empty(1, device=name).item()  # the meta device has no numbers to give
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = _first(error)
+        reason = first_line(error)
         raise ModelError(f"model.device = {name!r} can't be used here ({reason}); use 'auto' or 'cpu'") from error
     return torch.device(name)
 
 
-# -- building, and what goes wrong ---------------------------------------------------------------
-
-
-@contextmanager
-def _explained(path: str, what: str) -> Iterator[None]:
-    """Turn what transformers raises while loading into a ModelError that names the path and a fix."""
-    try:
-        yield
-    except ImportError as error:
-        fix = "pip install gguf" if "gguf" in str(error).lower() else "install the package it names"
-        raise ModelError(
-            f"the {what} at {path!r} needs a package that isn't installed: {fix} ({_first(error)})"
-        ) from error
-    except StokerError:
-        raise
-    except Exception as error:  # a damaged file makes its reader raise anything, struct.error included
-        if is_out_of_memory(error):
-            raise
-        message = str(error)
-        if "trust_remote_code" in message:
-            fix = "it runs code of its own: read that code, then set model.trust_remote_code = true"
-        elif "does not recognize this architecture" in message or "Unrecognized model" in message:
-            fix = "this transformers release doesn't know its architecture: upgrade transformers, or use another model"
-        else:
-            fix = "give a folder written by save_pretrained, a GGUF file, or a Hugging Face name that is in the cache"
-        raise ModelError(f"can't load the {what} at {path!r}: {fix} ({_first(error)})") from error
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+# -- building ------------------------------------------------------------------------------------
 
 
 def _random_weights(config: PretrainedConfig, model: schema.Model, seed: int) -> PreTrainedModel:
     # Drawn on the CPU in fp32, whatever dtype and device come later, so a seed means the same weights everywhere.
-    with torch.random.fork_rng(devices=[]), _explained(model.path, "model"):
+    with torch.random.fork_rng(devices=[]), explained(model.path, "model"):
         torch.manual_seed(seed)
         drawn = AutoModelForCausalLM.from_config(
             config,
@@ -243,7 +213,7 @@ def _pretrained_weights(
         from transformers.utils.quantization_config import GgufConfig
 
         source = {"gguf_file": gguf, "quantization_config": GgufConfig(dequantize=True)}
-    with _explained(model.path, "model"):
+    with explained(model.path, "model"):
         answer: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -270,29 +240,3 @@ def _dropout_off(config: PretrainedConfig) -> None:
             _dropout_off(value)
         elif isinstance(value, float) and name.endswith(NOISE):
             setattr(config, name, 0.0)
-
-
-def _require_causal_kind(config: PretrainedConfig, path: str) -> None:
-    if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(
-            f"model.path = {path!r} is {config.model_type}, an encoder-decoder; stoker trains decoder-only models"
-        )
-
-
-@torch.no_grad()
-def _require_causal_behaviour(model: PreTrainedModel, path: str) -> None:
-    """A later token must not move an earlier position's logits (BERT-like models load as language models too)."""
-    ids = torch.arange(8, device=model.device).remainder(model.config.get_text_config().vocab_size)[None]
-    other = ids.clone()
-    other[0, -1] = 0
-    first, second = (model(input_ids=one, use_cache=False).logits[0, :-1] for one in (ids, other))
-    if not torch.isfinite(second).all():
-        raise ModelError(
-            f"model.path = {path!r} gives logits that are not finite: its weights are damaged, or model.dtype = "
-            f"{str(model.dtype).removeprefix('torch.')!r} is too narrow for them"
-        )
-    if not torch.allclose(first.float(), second.float(), rtol=1e-2, atol=1e-2):
-        raise ModelError(
-            f"model.path = {path!r} ({model.config.model_type}) looks at later tokens, so it can't be sampled left to "
-            "right; use a causal (decoder-only) language model"
-        )

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from stoker.dotted import nearest
 from stoker.errors import ModelError
 
 __all__ = ["base_of", "locate", "refuse_pickle"]
@@ -54,6 +55,9 @@ def locate(path: str) -> tuple[str, str | None]:
         raise ModelError(f"model.path = {path!r} has no config.json: point it at a folder written by save_pretrained")
     if where.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
         raise ModelError(f"model.path = {path!r}: no such folder (relative to {Path.cwd()})")
+    runs = [] if len(where.parts) == 1 else sorted(file.parent.name for file in where.parent.glob("*/config.toml"))
+    if runs:  # a hub isn't asked for runs/nmae
+        raise ModelError(f"{path!r}: no such folder in {where.parent}, which holds runs{nearest(where.name, runs)}")
     return path, None
 
 

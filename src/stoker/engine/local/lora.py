@@ -108,6 +108,11 @@ def trained_parameters(model: PreTrainedModel, settings: schema.Lora) -> int:
 def _targets(model: PreTrainedModel, settings: schema.Lora) -> list[str]:
     """Names of the linear maps that `settings` means, adapted or not."""
     maps = _linear_maps(model)
+    if not maps:
+        raise ModelError(
+            f"{type(model).__name__} has no linear maps but its head that adapters can go on (torch's Linear, "
+            "transformers' Conv1D): set lora.rank = 0"
+        )
     wanted = settings.target_modules
     for suffix in wanted:
         if not any(_ends_with(name, suffix) for name in maps):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stoker.config import schema
 from stoker.engine.local.compiler import Library, load_library
-from stoker.engine.local.layouts import float32, int32, int64, pointer
+from stoker.engine.local.structures import float32, int32, int64, pointer
 from stoker.errors import CheckpointError
 
 __all__ = ["MasterOptimizer", "NormGuard", "learning_rate"]
@@ -18,6 +18,12 @@ __all__ = ["MasterOptimizer", "NormGuard", "learning_rate"]
 NORMS_REMEMBERED = 64
 NORMS_NEEDED = 8
 """Updates before a running median of the gradient norm means anything."""
+_SLOTS = {
+    "adamw": {"step", "exp_avg", "exp_avg_sq"},
+    "sgd": {"momentum_buffer"},
+    "adafactor": {"step", "row_var", "col_var", "variance"},
+}
+"""What torch's optimizers remember of a parameter, by `Optimizer.name`."""
 
 
 def learning_rate(config: schema.Optimizer, samples_seen: int, total_samples: int) -> float:
@@ -67,10 +73,20 @@ class MasterOptimizer:
     uses plain `.grad`. Compute weights change in place only, so whoever shares them sees each step.
     """
 
-    def __init__(self, module: nn.Module, config: schema.Optimizer, exact: Mapping[str, Tensor] | None = None) -> None:
-        """`exact`: fp32 weights by name of which the module's 16-bit ones are roundings: they become the masters."""
+    def __init__(
+        self,
+        module: nn.Module,
+        config: schema.Optimizer,
+        exact: Mapping[str, Tensor] | None = None,
+        *,
+        compiled: bool = True,
+    ) -> None:
+        """`exact`: fp32 weights by name of which the module's 16-bit ones are roundings: they become the masters.
+        `compiled`: let a function compiled for this CPU add gradients up, where there is one.
+        """
         exact = exact or {}
         self._config = config
+        self._compiled = compiled
         self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._masters = {
             name: p if _is_wide(p) else nn.Parameter(exact.get(name, p).detach().float())
@@ -91,7 +107,7 @@ class MasterOptimizer:
                 if self.grad_scale != 1:
                     master.grad.div_(self.grad_scale)
             else:
-                _add(master.grad, parameter.grad, 1 / self.grad_scale)
+                _add(master.grad, parameter.grad, 1 / self.grad_scale, compiled=self._compiled)
             parameter.grad = None
 
         return add_to_sum
@@ -165,7 +181,10 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Inverse of `tensors`; 16-bit compute weights follow their masters. Raises CheckpointError on a stranger."""
+        """Inverse of `tensors`; 16-bit compute weights follow their masters. Raises CheckpointError on a stranger.
+
+        Moments of another update rule (a resume that changes `optimizer.name`) mean nothing here: they begin anew.
+        """
         self._optimizer.state.clear()
         self.zero()
         masters = {name for name, master in self._masters.items() if master is not self._parameters[name]}
@@ -175,6 +194,8 @@ class MasterOptimizer:
                 f"optimizer state lacks fp32 weights of {min(missing)} (and {len(missing) - 1} more): was model.dtype "
                 "another when it was saved? Resume with the saved config.toml"
             )
+        slots = {key.split("/")[1] for key in tensors if key.startswith("state/")}
+        of_this_rule = slots <= _SLOTS[self._config.name]
         for key, tensor in tensors.items():
             kind, rest = key.split("/", 1)
             slot, name = ("", rest) if kind == "master" else rest.split("/", 1)
@@ -185,14 +206,15 @@ class MasterOptimizer:
             if kind == "master":
                 self._masters[name].copy_(tensor)
                 self._parameters[name].copy_(tensor)
-            else:
+            elif of_this_rule:
                 device = self._masters[name].device
                 self._optimizer.state[self._masters[name]][slot] = tensor.clone().to(device)
 
 
-def _add(total: Tensor, gradient: Tensor, scale: float) -> None:
+def _add(total: Tensor, gradient: Tensor, scale: float, *, compiled: bool) -> None:
     """total += scale * gradient, to the same bits either way: PyTorch makes a float32 copy of a bfloat16 `gradient`."""
-    library = load_library() if gradient.device.type == "cpu" and gradient.dtype == torch.bfloat16 else None
+    fits = compiled and gradient.device.type == "cpu" and gradient.dtype == torch.bfloat16
+    library = load_library() if fits else None
     if not isinstance(library, Library) or not (total.is_contiguous() and gradient.is_contiguous()):
         total.add_(gradient, alpha=scale)
         return

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stoker.engine.local.compiler import Library
-from stoker.engine.local.layouts import Matrix, int32, int64, pointer
+from stoker.engine.local.structures import Matrix, int32, int64, pointer
 
-__all__ = ["Product", "TiledProduct", "can_pack", "few_rows", "together"]
+__all__ = ["Product", "TiledProduct", "can_pack", "together"]
 
 Product = Callable[[Tensor], Sequence[Tensor]]
 """(N, in) -> one (N, out) for each map."""
@@ -33,10 +33,12 @@ _TALL, _PIECE, _PIECE_TURNED = 16384, 1024, 4096
 
 def can_pack(modules: Sequence[Any]) -> bool:
     """True where packing pays and nothing but plain bfloat16 linears on CPU is asked for."""
-    return all(
+    plain = all(
         type(module) is nn.Linear and module.weight.dtype == torch.bfloat16 and module.weight.device.type == "cpu"
         for module in modules
-    ) and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+    # Without oneDNN (macOS) torch has no such operator to ask.
+    return plain and torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def together(modules: Sequence[Any], library: Library | None, *, pack: bool) -> Product:
@@ -92,7 +94,7 @@ class TiledProduct:
         return [out[:, start : start + width] for start, width in zip(self.starts, self.widths, strict=True)]
 
 
-def few_rows(x: Tensor) -> bool:
+def _few_rows(x: Tensor) -> bool:
     """True where W x' beats x W' for x (N, width): on an AVX2 processor MKL's float32 product took up to three times
     as long the second way round with 2 to 64 rows, 1.1 to 1.4 times with 96 and 128, and as long from 256 on. With
     AVX-512 it was the first way that took longer.
@@ -110,7 +112,7 @@ def _plain(module: Any) -> Callable[[Tensor], Tensor]:
         if not tall or not _avx2(x):
             return _one(x, module.weight, module.bias)
         out = x.new_empty(len(x), module.out_features)
-        rows = _PIECE_TURNED if few_rows(x) else _PIECE
+        rows = _PIECE_TURNED if _few_rows(x) else _PIECE
         for start in range(0, module.out_features, rows):
             piece = slice(start, start + rows)
             out[:, piece] = _one(x, module.weight[piece], None if module.bias is None else module.bias[piece])
@@ -120,7 +122,7 @@ def _plain(module: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _one(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if not few_rows(x):
+    if not _few_rows(x):
         return F.linear(x, weight, bias)
     turned = torch.mm(weight, x.contiguous().t()).t()
     return turned if bias is None else turned + bias

@@ -49,7 +49,14 @@ def save_policy(
 
 @torch.no_grad()
 def load_policy(model: PreTrainedModel, folder: Path) -> None:
-    """Copy saved weights into the model's own storage, which a sampler may share."""
+    """Copy saved weights into the model's own storage, which a sampler may share. Raises CheckpointError where they
+    can't be read or are of another model.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise CheckpointError(
+            f"{folder} holds adapters, and lora.rank = 0 trains all weights: resume with the saved config.toml, or "
+            "start a new run from a merged policy"
+        )
     try:
         saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
     except (OSError, ValueError, SafetensorError) as error:
@@ -81,6 +88,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Raises CheckpointError where the file is missing or damaged."""
+    _require(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -94,6 +102,7 @@ def save_json(data: Mapping[str, Any], path: Path) -> None:
 
 def load_json(path: Path) -> dict[str, Any]:
     """Raises CheckpointError where the file is missing or damaged."""
+    _require(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -101,6 +110,15 @@ def load_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds no table; use an earlier checkpoint")
     return data
+
+
+def _require(path: Path) -> None:
+    if not path.is_file():
+        raise CheckpointError(
+            f"can't read {path}, which isn't there: use an earlier checkpoint; or, where the run file asks for more "
+            "than the saved one (a critic, adapters, a leash), resume with the saved config.toml, or start a new run "
+            "with start_from"
+        )
 
 
 def save_rng(path: Path) -> None:

@@ -156,7 +156,7 @@ def attend_part(
     if mask is not None and 1 < mask.shape[2] < asked:
         mask = mask.repeat_interleave(asked // mask.shape[2], 2)
     if softcap is None and query.device.type == "cpu":  # one operator instead of eight
-        added = None if mask is None else mask.to(query.dtype).expand(-1, -1, asked, -1)
+        added = None if mask is None else _narrowed(mask, query.dtype).expand(-1, -1, asked, -1)
         query = query.contiguous()  # a last stride of 1 is taken as given
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         seen, weight = flash(query, keys, values, 0.0, False, attn_mask=added, scale=scale)
@@ -168,6 +168,11 @@ def attend_part(
         scores += mask
     log_weight = scores.logsumexp(-1, keepdim=True)
     return (scores.sub_(log_weight).exp_().to(values.dtype) @ values), log_weight
+
+
+def _narrowed(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """In `dtype`, still finite: float16 doesn't reach as far as `_HIDDEN`."""
+    return (mask.clamp(min=torch.finfo(dtype).min) if dtype == torch.float16 else mask).to(dtype)
 
 
 def merge_parts(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:

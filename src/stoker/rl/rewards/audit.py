@@ -3,7 +3,8 @@
 For rows of the task, known right, wrong, unparsable and gamed answers are built and scored by all
 rewards together, as training would. What must hold: right > wrong >= unparsable, and right > every
 gamed answer (repeating the right answer may equal it). A function's answer form isn't known, so the
-answers are written in the form for which the right ones score highest.
+answers are written in the form for which the right ones score highest. What a warm start teaches, the
+reference as it is, must count as right too, or RL would punish what was taught.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from stoker.rl.types import Prompt, Sample, SamplingParams
 
 __all__ = ["FORMATS", "AuditLine", "run"]
 
+TAUGHT = "as the warm start teaches it"
 FORMATS: Mapping[str, str] = {
     "boxed": "\\boxed{%s}",
     "plain": "%s",
@@ -41,7 +43,7 @@ class AuditLine:
     ok: bool
     prompt_id: str = ""
     trick: str = ""
-    """What a gamed answer tries."""
+    """What a gamed answer tries, or how a right one is written."""
 
 
 def _wrong(answer: str, others: Sequence[str]) -> str:
@@ -67,15 +69,17 @@ def _sample(prompt: Prompt, index: int, text: str) -> Sample:
     )
 
 
-def _cases(prompt: Prompt, right: str, wrong: str, form: str) -> list[tuple[Kind, str, str]]:
+def _cases(prompt: Prompt, right: str, wrong: str, form: str, taught: bool) -> list[tuple[Kind, str, str]]:
     """(kind, trick, text). No gamed answer ends in the right one alone."""
 
     def write(answer: str) -> str:
         return form % answer
 
     listed = ", ".join(dict.fromkeys([wrong, right, *map(str, range(1, 10))]))
+    as_taught: list[tuple[Kind, str, str]] = [("right", TAUGHT, prompt.answer or "")] if taught else []
     return [
         ("right", "", write(right)),
+        *as_taught,
         ("wrong", "", write(wrong)),
         ("unparsable", "", ""),
         ("unparsable", "", "I am not sure what is asked here"),
@@ -117,9 +121,12 @@ def _best_form(score: Callable[[Sequence[Sample]], list[float | None]], rows: Se
 
 
 def run(
-    score: Callable[[Sequence[Sample]], list[float | None]], prompts: Sequence[Prompt], rows: int
+    score: Callable[[Sequence[Sample]], list[float | None]], prompts: Sequence[Prompt], rows: int, taught: bool = False
 ) -> list[AuditLine]:
-    """Audit `score` on the first `rows` prompts with a reference answer; no lines where none has one."""
+    """Audit `score` on the first `rows` prompts with a reference answer; no lines where none has one.
+
+    `taught`: a warm start teaches the references as they are.
+    """
     known = [(p, reference_answer(p.answer)) for p in prompts if p.answer and p.answer.strip()][:rows]
     if not known:
         return []
@@ -127,10 +134,10 @@ def run(
     answers = [right for _, right in known]
     lines: list[AuditLine] = []
     for prompt, right in known:
-        cases = _cases(prompt, right, _wrong(right, answers), form)
+        cases = _cases(prompt, right, _wrong(right, answers), form, taught)
         values = score([_sample(prompt, i, text) for i, (_, _, text) in enumerate(cases)])
         scores = {
-            kind: [v for (k, _, _), v in zip(cases, values, strict=True) if k == kind and v is not None]
+            kind: [v for (k, t, _), v in zip(cases, values, strict=True) if k == kind and t != TAUGHT and v is not None]
             for kind in ("right", "wrong", "unparsable")
         }
         for (kind, trick, text), value in zip(cases, values, strict=True):

@@ -95,9 +95,12 @@ class RewardSuite:
                 return value >= part.score.range[1]
         return False
 
-    def audit(self, prompts: Sequence[Prompt], rows: int = 8) -> list[audit.AuditLine]:
-        """Score known right, wrong, unparsable and gamed answers of the first `rows` prompts that have a reference."""
-        return audit.run(lambda samples: [s.reward for s in self._judge(samples, 0).scored], prompts, rows)
+    def audit(self, prompts: Sequence[Prompt], rows: int = 8, taught: bool = False) -> list[audit.AuditLine]:
+        """Score known right, wrong, unparsable and gamed answers of the first `rows` prompts that have a reference.
+
+        `taught`: a warm start teaches the references as they are.
+        """
+        return audit.run(lambda samples: [s.reward for s in self._judge(samples, 0).scored], prompts, rows, taught)
 
     def metrics(self) -> dict[str, float]:
         """Since the last call, per reward: mean and population std of the answered, and shares of all samples."""
@@ -197,11 +200,6 @@ def _own_process(config: schema.Reward, name: str) -> Math | User:
             _number("tolerance", options.get("tolerance", RELATIVE_TOLERANCE), 0.0),
             config.timeout_s,
             config.on_timeout,
-        )
-    if ":" not in config.function:
-        hint = nearest(config.function, ["math", "exact"])
-        raise ConfigError(
-            f"rewards: no built-in reward '{config.function}'{hint}, or give `pkg.mod:fn` or `file.py:fn`"
         )
     return User(config, name)
 

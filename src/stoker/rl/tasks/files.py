@@ -45,6 +45,8 @@ def _jsonl(file: Path) -> Rows:
                 row = json.loads(text)
             except UnicodeDecodeError as error:
                 yield BadRow(place, f"not UTF-8 ({error.reason} at byte {error.start})")
+            except json.JSONDecodeError as error:  # its own words count lines within this line
+                yield BadRow(place, f"not JSON: {error.msg} at character {error.pos + 1}")
             except (ValueError, RecursionError) as error:  # ValueError: numbers of thousands of digits, too
                 yield BadRow(place, f"not JSON: {error}")
             else:
