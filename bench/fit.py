@@ -62,8 +62,11 @@ def stoker(name: str, limit: int) -> dict[str, Any]:
     start = time.monotonic()
     found = fit(maker(name), limit_bytes=limit, headroom=HEADROOM, deadline_seconds=SECONDS)
     print(found, flush=True)
-    # Each trial, and the look at the target before them.
-    return {"trials": len(found.trials) + 1, "seconds": time.monotonic() - start} | judged(name, found.size, limit)
+    # Each trial, the look at the target before them, and those that settled a doubtful ending.
+    settled = sum("without the limit it runs" in trial.reason for trial in found.trials)
+    return {"trials": len(found.trials) + 1 + settled, "seconds": time.monotonic() - start} | judged(
+        name, found.size, limit
+    )
 
 
 def peer(which: str, name: str, limit: int) -> dict[str, Any]:
@@ -82,7 +85,7 @@ def peer(which: str, name: str, limit: int) -> dict[str, Any]:
 def main() -> None:
     args = arguments(__doc__ or "")
     installed()
-    names = ["mlp", "clicks"] if args.quick else list(MODELS)
+    names = ["clicks"] if args.quick else list(MODELS)
     cases: dict[str, Any] = {}
     for name in names:
         limit = MODELS[name] * MIB

@@ -22,8 +22,9 @@ from stoker.batch.limits import Meter, warm_up
 from stoker.batch.target import Target
 
 EXAMPLES = 2**20
-STARTS_AT = 8192
-"""accelerate only goes down: the size that a user must know to be too large; Lightning's own `max_val` is the same."""
+STARTS_AT = 16384
+"""accelerate only goes down, from a size that a user must know to be too large; Lightning goes no further (`max_val`,
+by itself 8192)."""
 STEPS = 3
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -62,27 +61,15 @@ def killed(at: str) -> Target:
     return holds(step)
 
 
-def crashes(at: str, signal_name: str, words: str = "") -> Target:
-    """Ends its process as some libraries do, wherever memory is limited: `at` or more only."""
+def crashes(at: str, signal_name: str) -> Target:
+    """Ends its process as some libraries do, where memory is limited."""
 
     def step(batch: Tensor) -> None:
         import resource
 
         limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-        if len(batch) >= int(at) and (limited or words == "always"):
-            sys.stderr.write(words + "\n")
-            sys.stderr.flush()
+        if len(batch) >= int(at) and limited:
             os.kill(os.getpid(), signal.Signals[signal_name])
-
-    return holds(step)
-
-
-def doubtful(at: str) -> Target:
-    """oneDNN's words, which it has for shapes as for memory."""
-
-    def step(batch: Tensor) -> None:
-        if len(batch) >= int(at):
-            raise RuntimeError("could not create a primitive")
 
     return holds(step)
 

@@ -94,6 +94,22 @@ def test_peer_fault_25_no_result_that_never_ran() -> None:
     assert found.trials[-1].ran and found.trials[-1].size == found.size
 
 
+def test_peaks_that_differ_from_process_to_process_take_more_runs_to_certify() -> None:
+    class Unsteady(Device):
+        def try_size(self, *arguments: Any) -> Ending:
+            ending = super().try_size(*arguments)
+            if "peak_bytes" in ending.told:
+                ending.told["peak_bytes"] += 20 * (len(self.tried) % 2)
+            return ending
+
+    device = Unsteady()
+    found = fitted(device)
+    assert [steps for size, _, steps in device.tried if size == found.size].count(5) > 1
+    assert found.peak_bytes == max(one.peak_bytes for one in found.trials if one.size == found.size)
+    assert "not steady" in found.notes[0]
+    assert len([one for one in fitted(Device()).trials if one.steps == 5]) == 1
+
+
 def test_peer_fault_25_larger_than_the_data_set_is_never_tried() -> None:
     device = Device()
     found = fitted(device, most=50)
@@ -211,14 +227,14 @@ def test_peer_fault_25_a_checkpoint_brings_no_old_size_back() -> None:
         ({"headroom": 1.0}, "headroom is a share"),
         ({"steps": 1}, "at least 2 steps"),
         ({"start": 0}, "begin at 1"),
-        ({"in_process": False}, "makes its own target"),
-        ({"ranks": 2}, "one rank"),
+        ({"in_process": False}, "makes a target of its own"),
+        ({"ranks": 2}, "one process is one rank"),
     ],
 )
 def test_arguments_that_do_not_fit_together(change: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         fit(small(), **{"in_process": True} | change)
-    with pytest.raises(ConfigError, match="give a Target"):
+    with pytest.raises(ConfigError, match="needs a Target that is in this process"):
         fit(Maker("x.py:y"), in_process=True)
 
 

@@ -71,6 +71,19 @@ def test_a_slope_that_misleads_costs_no_more_than_steps_that_double_and_halve() 
         assert len(search.seen) <= 4 * math.log2(5000)
 
 
+def test_memory_that_is_flat_at_first_takes_few_trials_too() -> None:
+    """Where the optimizer's step is the peak at small sizes, their slope says nothing of the limit."""
+    for capacity in (2000, 3624, 7000):
+        limit = 200_000 + 42 * capacity
+
+        def peak(size: int) -> int:
+            return max(265_000 + size, 200_000 + 42 * size)
+
+        search = run(Search(limit_bytes=limit), capacity, peak)
+        assert search.answer == pytest.approx(capacity, rel=0.01) and search.answer <= capacity
+        assert len(search.seen) <= 15
+
+
 def test_precision_is_a_fraction_of_the_answer() -> None:
     search = run(Search(precision=0.05), 10_000)
     assert search.answer <= 10_000 < search.first_failed <= search.answer * 1.05

@@ -199,7 +199,7 @@ def _ladder(fit: Fit) -> list[str]:
     for lever in fit.levers:
         more = "" if not lever.more_units else f", room for {lever.more_units:,} more {fit.unit}"
         saves = "saving unknown" if lever.saves_bytes is None else f"saves {_bytes(lever.saves_bytes)}{more}"
-        lines += [f"  {lever.name}: {saves}", f"      costs {lever.costs}; {lever.how}"]
+        lines += [f"  {lever.name}: {saves}", f"      costs  {lever.costs}", f"      how    {lever.how}"]
     return lines
 
 

@@ -26,6 +26,9 @@ __all__ = ["Fit", "fit"]
 
 _CERTIFYING_STEPS = 5
 """More than a trial's: an allocator's holes still grow for some steps."""
+_CERTIFYING_RUNS = 4
+_STEADY = 0.01
+"""Share of the limit that the peaks of one size may lie apart, for one certifying run to be enough."""
 _BOUNDS = {"out of memory": "memory", "killed": "host memory", "deadline": "deadline"}
 
 
@@ -70,19 +73,18 @@ def fit(
             f"headroom = {headroom}, steps = {steps}, start = {start}, ranks = {ranks}: headroom is a share from 0 up "
             "to 1, at least 2 steps hold the optimizer's state, start and ranks begin at 1"
         )
-    if isinstance(target, str):
-        target = Maker(target)
+    if in_process and ranks > 1:
+        raise ConfigError(f"in_process = True, ranks = {ranks}: one process is one rank")
+    target = Maker(target) if isinstance(target, str) else target
     runner: _Runner
-    if in_process:
-        if isinstance(target, Maker) or ranks > 1:
-            raise ConfigError("in_process = True: give a Target that is in this process, and one rank")
+    if in_process and isinstance(target, Target):
         runner = InProcess(target, steps, longest)
-    elif isinstance(target, Maker):
+    elif not in_process and isinstance(target, Maker):
         runner = Trials(target, ranks, steps, deadline_seconds, longest)
     else:
         raise ConfigError(
-            "a trial in a process of its own makes its own target: give the path of a function that makes one, "
-            "'file.py:function', or in_process = True"
+            "in_process = True needs a Target that is in this process. Without it a trial makes a target of its own: "
+            "give the path of a function that does, 'file.py:function'"
         )
     agreement = Agreement()
     found = agreement.all_have(runner.inspect)
@@ -92,6 +94,7 @@ def fit(
     least: int = found["least"]
     if largest is not None:
         least, start = min(least, largest), min(start, largest)
+    headroom *= capacity is not None  # else there is nothing to take it from, and the certificate says so
     seek = Search(max(start, least), largest, capacity, precision, least)
     return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, agreement, on_trial).certified()
 
@@ -125,12 +128,26 @@ class _Fitting:
         capacity = self.seek.limit_bytes
         under = None if capacity is None else int(capacity * (1 - self.headroom))
         if self.headroom and under is not None:
-            search, limit = self._searched(_carried(whole, under), under), under
+            search = self._searched(_carried(whole, under), under)
         else:
-            search, limit = whole, self.limit
-        while not self._try(search.answer, limit, _CERTIFYING_STEPS).ran:
-            search = self._searched(search.observe(Observation(search.answer, fits=False)), limit)
+            search, under = whole, self.limit
+        while not self._runs_again(search.answer, under):
+            search = self._searched(search.observe(Observation(search.answer, fits=False)), under)
         return self._certificate(whole if self.headroom else search, search.answer)
+
+    def _runs_again(self, size: int, limit: int | None) -> bool:
+        """Once; and where the same steps take another peak in each process, so often that chance can't certify."""
+        for _ in range(_CERTIFYING_RUNS):
+            if not self._try(size, limit, _CERTIFYING_STEPS).ran:
+                return False
+            if self._spread(size) <= _STEADY * (self.seek.limit_bytes or 0):
+                break
+        return True
+
+    def _spread(self, size: int) -> int:
+        """Bytes between the least and the largest peak of that size."""
+        peaks = [one.peak_bytes for one in self.trials if one.size == size and one.peak_bytes is not None]
+        return max(peaks) - min(peaks) if peaks else 0
 
     def _searched(self, search: Search, limit: int | None) -> Search:
         while (size := search.next_size()) is not None:
@@ -184,8 +201,9 @@ class _Fitting:
 
     def _certificate(self, whole: Search, size: int) -> Fit:
         last, trace = self.trials[-1], self.found["trace"]
+        peak = max((one.peak_bytes or 0 for one in self.trials if one.size == size), default=0) or None
         ran = [trial for trial in self.trials if trial.ran]
-        parts = parts_of_peak(trace, self.told["parts"], ran, size, last.peak_bytes)
+        parts = parts_of_peak(trace, self.told["parts"], ran, size, peak)
         failed = next((one for one in self.trials if one.size == whole.first_failed and not one.ran), None)
         sized = [part for part in parts if part.measured]
         levers = (
@@ -206,7 +224,7 @@ class _Fitting:
             device=self.found["device"],
             ranks=self.agreement.ranks or self.ranks,
             in_process=self.in_process,
-            peak_bytes=last.peak_bytes,
+            peak_bytes=peak,
             seconds_per_step=last.seconds_per_step,
             trials=tuple(self.trials),
             parts=parts,
@@ -214,11 +232,16 @@ class _Fitting:
             largest_layer=largest_layer(trace, size),
             levers=levers,
             environment={} if self.in_process or torch.device(self.found["device"]).type != "cpu" else environment(),
-            notes=self._notes(failed),
+            notes=self._notes(size, failed),
         )
 
-    def _notes(self, failed: Trial | None) -> tuple[str, ...]:
+    def _notes(self, size: int, failed: Trial | None) -> tuple[str, ...]:
         notes = []
+        if self._spread(size) > _STEADY * (self.seek.limit_bytes or 0):
+            notes.append(
+                f"not steady: the peaks of {size} {self.found['unit']} lie {self._spread(size) / 2**20:,.1f} MiB apart "
+                "from process to process; with little headroom chance decides whether it runs"
+            )
         if self.found["trace"] is None:
             notes.append(f"no layers and no levers: {self.found['untraced']}")
         if failed is not None and failed.end == "killed":

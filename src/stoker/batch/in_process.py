@@ -109,9 +109,10 @@ def _modules(model: nn.Module) -> Any:
 
     def restore() -> None:
         for module, buffers, parameters, plain in before:
-            for now, then in ((module._buffers, buffers), (module._parameters, parameters)):
-                now.clear()
-                now.update(then)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            module._parameters.clear()
+            module._parameters.update(parameters)
             for key, value in plain.items():
                 object.__setattr__(module, key, value)
 

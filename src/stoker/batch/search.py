@@ -5,7 +5,6 @@ trials and decides nothing: the answer is a size that ran, and the size just abo
 slope misleads, steps that double, and then halving, close in on the limit.
 """
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,10 @@ __all__ = ["Observation", "Search"]
 
 _LONGEST_LEAP = 8
 """No trial is larger than this many times the largest that ran: a slope between small sizes says little of far ones."""
+_CREDIBLE = 1.05
+"""A predicted limit further above a size that failed than this is none: another part of the memory has come to grow."""
+_BY_SLOPE = 8
+"""Trials from the first failure on that the slope may choose; then halving ends the search in any case."""
 
 
 @dataclass(frozen=True)
@@ -118,17 +121,17 @@ class Search:
         return size if self.most is None else min(size, self.most)
 
     def _between(self, low: int, high: int) -> int:
-        """Once something failed: near the predicted limit first, then in steps that double, then halving."""
-        results = [one.fits for one in self.seen]
-        since = results[results.index(False) :]
-        turns = sum(before != after for before, after in itertools.pairwise(since))
-        middle = (low + high) // 2
+        """Once something failed: by the slope where it is credible, for a few trials; else halving."""
+        middle = math.isqrt(low * high) if 4 * low < high and low else (low + high) // 2
         predicted = self.predicted_limit()
-        if predicted is None or turns > 1:
+        tried = len(self.seen) - [one.fits for one in self.seen].index(False)
+        if predicted is None or predicted > _CREDIBLE * high or tried > _BY_SLOPE:
             return middle
-        if len(since) == 1 and low < predicted < high - self.resolution:
+        if low < predicted < high:
             return predicted
-        run = next((place for place, fits in enumerate(reversed(since)) if fits != since[-1]), len(since))
-        step = self.resolution * 2 ** (run - 1)
-        near = low + step if since[-1] else high - step
+        if predicted <= low:  # it should have failed, or the reverse: steps that double find the place
+            near = low + self.resolution * 2 ** (sum(one.size >= predicted for one in self._fitting()) - 1)
+        else:
+            failed = sum(not one.fits and one.size <= _CREDIBLE * predicted for one in self.seen)
+            near = high - self.resolution * 2 ** (failed - 1)
         return near if low < near < high else middle
