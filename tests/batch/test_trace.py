@@ -52,13 +52,13 @@ def test_what_each_layer_keeps() -> None:
         "batch": (2 * row, 4 * row),  # `up` keeps it too
         "up": (0, 0),
         "norm": (2 * row + statistics, 4 * row + statistics),  # its input, and mean and deviation at any size
-        "drop": (2 * WIDTH, 4 * WIDTH),  # a mask of bytes
+        "drop": (2 * row, 4 * row),  # on a CPU the mask is of the input's type
         "head": (2 * row, 4 * row),
         "loss": (2 * row, 4 * row),
     }
     norm = next(layer for layer in found.layers if layer.name == "norm")
     assert (norm.kind, norm.fixed, norm.per_unit) == ("BatchNorm1d", statistics, row)
-    assert found.activations(100) == 100 * (4 * row + WIDTH) + statistics
+    assert found.activations(100) == 100 * 5 * row + statistics
 
 
 def test_shared_parameters_count_once_and_frozen_ones_have_no_gradient() -> None:

@@ -80,7 +80,8 @@ class _Packed:
     __slots__ = ("__weakref__", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        # An operator's own output would hold the graph that holds it.
+        self.tensor = tensor.detach()
 
 
 def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
