@@ -19,7 +19,7 @@ def gpt2(config: Config, architecture: str) -> ModelShape:
             Matrix("down", width, hidden),
         ),
         vectors=3 * hidden + hidden + width + hidden + 4 * hidden,
-        attention=Attention(config["n_head"], hidden, hidden, hidden, rotary=False, cached=2 * hidden),
+        attention=Attention(config["n_head"], hidden, hidden, hidden, hidden, rotary=False, cached=2 * hidden),
         mlp=Mlp(width, False, str(config.get("activation_function", "gelu_new"))),
         norm="layer",
     )
@@ -52,7 +52,7 @@ def bert(config: Config, architecture: str) -> ModelShape:
             Matrix("down", width, hidden),
         ),
         vectors=4 * hidden + width + hidden + 4 * hidden,
-        attention=Attention(config["num_attention_heads"], hidden, hidden, hidden, rotary=False),
+        attention=Attention(config["num_attention_heads"], hidden, hidden, hidden, hidden, rotary=False),
         mlp=Mlp(width, False, str(config.get("hidden_act", "gelu"))),
         norm="layer",
         post_norm=True,

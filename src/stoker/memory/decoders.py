@@ -51,7 +51,7 @@ def gated(
             return bool(config.get(name, False)) if isinstance(name, str) else name
 
         biases = flag(qkv_bias) * (query + 2 * keys) + flag(out_bias) * hidden + flag(mlp_bias) * (2 * width + hidden)
-        attention = Attention(heads, query, keys, keys, normed=normed, softcap=softcap, cached=2 * keys)
+        attention = Attention(heads, query, keys, keys, query, normed=normed, softcap=softcap, cached=2 * keys)
         block = Block(
             layers=config["num_hidden_layers"],
             matrices=(*projections(hidden, query, keys), *_gated_mlp(hidden, width)),
@@ -125,7 +125,7 @@ def experts(
                 *_gated_mlp(hidden, config[width], number_of, "expert_"),
             ),
             vectors=2 * hidden + 2 * size * normed + biased * (query + 2 * keys + hidden),
-            attention=Attention(heads, query, keys, keys, normed=normed, cached=2 * keys),
+            attention=Attention(heads, query, keys, keys, query, normed=normed, cached=2 * keys),
             mlp=Mlp(config[width], True, str(config.get("hidden_act", "silu")), number_of, visited),
             norm="rms",
         )
@@ -153,7 +153,7 @@ def deepseek_v3(config: Config, architecture: str) -> ModelShape:
         Matrix("kv_b", latent, heads * (plain + value)),
         Matrix("o", heads * value, hidden),
     )
-    attention = Attention(heads, query, query, heads * value, cached=latent + rope)
+    attention = Attention(heads, query, query, heads * value, heads * value, cached=latent + rope)
     vectors = 2 * hidden + (query_latent or 0) + latent
     dense, width = config["intermediate_size"], config["moe_intermediate_size"]
     routed, shared = config["n_routed_experts"], config["n_shared_experts"]

@@ -37,6 +37,8 @@ class Attention:
     query: int
     keys: int
     values: int
+    output: int
+    """Of what goes into the last of its matrices."""
     normed: bool = False
     """Queries and keys are normalised per head."""
     rotary: bool = True
@@ -107,8 +109,11 @@ class Weights:
     layer: int
     """Of the largest layer: the unit that sharded training gathers."""
 
+    factored: int
+    """Rows and columns of all trained matrices, and elements of all else: what Adafactor keeps."""
+
     @property
-    def bits_kept(self) -> int:
+    def unquantised(self) -> int:
         """Parameters that quantisation leaves as they are: embeddings, head, norms, biases."""
         return self.parameters - self.linear
 
@@ -167,6 +172,11 @@ class ModelShape:
         if lora_rank:
             largest = max(lora_rank * max(matrix.inputs, matrix.outputs) for matrix in matrices)
         on_vocabulary = self.logits == self.vocabulary
+        edges = sum(
+            block.layers * (block.vectors + sum(m.count * (m.inputs + m.outputs) for m in block.matrices))
+            for block in self.blocks
+        )
+        tables = (1 + (on_vocabulary and not self.tied)) * (self.hidden + self.vocabulary)
         return Weights(
             parameters=self.parameters,
             linear=self.linear,
@@ -175,6 +185,7 @@ class ModelShape:
             table=table if self.tied and on_vocabulary else 0,
             head_table=table if on_vocabulary else self.hidden * self.logits,
             layer=max(block.parameters for block in self.blocks),
+            factored=edges + tables,
         )
 
     def cache_elements(self) -> int:

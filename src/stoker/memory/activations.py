@@ -1,0 +1,134 @@
+"""Bytes that a transformer's layers keep for the backward pass, per token, as transformers computes them.
+
+Letters: h hidden size, q and k widths of queries and keys, a heads, f width of the MLP, s tokens of an example,
+w bytes of a computed element (2, or 4 in fp32), r bytes of the residual stream (4 under autocast too).
+
+What each operation keeps: a linear map its input (under autocast a 16-bit copy of it for each map); RMSNorm, in fp32,
+its input and the normalised values, 4 bytes each, before the weight takes them to w; LayerNorm its input, mean and
+deviation; attention q, k, v, its output and a log-sum-exp of 4 bytes a head (flash), or the probabilities of all pairs
+(eager); an activation function its input, a gated MLP all four of its f-wide tensors; dropout its mask.
+
+In 16 bit that makes a layer of Llama's kind, flash attention: 16 h + 4 q + 4 k + 8 f + 4 a + 8. With h = q = k,
+f = 4 h, LayerNorm and dropout it makes the 34 h of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), and eager
+attention 5 a s more.
+"""
+
+from stoker.errors import ConfigError
+from stoker.memory.setup import Setup
+from stoker.memory.shape import Attention, Block, Mlp, ModelShape
+
+__all__ = ["embedded", "ending", "kept", "working"]
+
+KEPT_BY = {"gelu": 1, "gelu_pytorch_tanh": 1, "silu": 1, "swish": 1, "relu": 0, "gelu_new": 4, "quick_gelu": 2}
+"""Tensors that an activation function keeps beside its output; `gelu_new` is a formula in Python, term by term."""
+STATISTIC = 4
+"""Bytes of a mean, a deviation or a log-sum-exp: fp32, except LayerNorm's in pure 16 bit on a CPU."""
+
+
+def kept(block: Block, shape: ModelShape, setup: Setup) -> float:
+    """Bytes per token of one whole layer."""
+    return _norms(block, shape, setup) + _attention(block.attention, shape, setup) + _mlp(block.mlp, shape, setup)
+
+
+def working(block: Block, shape: ModelShape, setup: Setup) -> float:
+    """Bytes per token, above all that is kept, that one layer's backward pass has at the most.
+
+    The gradients of an MLP's wide tensors, of which two are there beyond those let go of; of eager attention's
+    probabilities and scores; and that of the residual stream, twice.
+    """
+    size, attention = setup.bytes_of, block.attention
+    wide = 2 * block.mlp.active * size.compute
+    pairs = 0.0
+    if setup.attention == "eager":
+        pairs = 2 * STATISTIC * attention.heads * setup.tokens
+    return max(wide, pairs) + 2 * shape.hidden * residual(setup)
+
+
+def embedded(shape: ModelShape, setup: Setup) -> float:
+    """Bytes per token of the batch and of what stands before the layers."""
+    ids = 8 * (2 if shape.logits else 1)  # tokens and labels
+    first = shape.blocks[0]
+    normalised = shape.hidden * residual(setup) + 2 * STATISTIC if first.post_norm else 0
+    return ids + normalised + _mask(setup, shape.dropout) * shape.hidden
+
+
+def ending(shape: ModelShape, setup: Setup) -> float:
+    """Bytes per token between the last layer and the logits."""
+    last, hidden, size = shape.blocks[-1], shape.hidden, setup.bytes_of
+    if not last.post_norm:
+        return _norm(last, shape, setup, consumers=1 if shape.logits else 0)
+    if shape.logits != shape.vocabulary:
+        return hidden * size.compute
+    # BERT's head: a dense layer, its activation, a norm, and the matrix onto the vocabulary.
+    transform = hidden * (2 * size.compute + residual(setup) + size.compute) + 2 * STATISTIC
+    return transform + hidden * (residual(setup) if size.autocast else 0)
+
+
+def residual(setup: Setup) -> int:
+    """Bytes of an element of the residual stream: the weights' own."""
+    return setup.bytes_of.weight
+
+
+def _norms(block: Block, shape: ModelShape, setup: Setup) -> float:
+    """Both norms of a layer, with the copies that the maps behind them keep, and the residual dropouts."""
+    joint = block.matrices[0].name == "qkv"
+    consumers = (1 if joint else 3, 2 if block.mlp.gated else 1)
+    total = sum(_norm(block, shape, setup, consumers=count) for count in consumers)
+    if block.norms == 4:
+        total += 2 * _norm(block, shape, setup, consumers=0)
+    return total + 2 * _mask(setup, shape.dropout) * shape.hidden
+
+
+def _norm(block: Block, shape: ModelShape, setup: Setup, *, consumers: int) -> float:
+    """One norm, and its output as the linear maps after it keep it. `consumers` 0: none of them does."""
+    hidden, size, stream = shape.hidden, setup.bytes_of, residual(setup)
+    copies = consumers if size.autocast else min(consumers, 1)
+    output = copies * size.compute * hidden
+    if block.norm == "layer":
+        # A norm after the residual sum has an output that goes on in the stream: what keeps it is counted here.
+        return stream * hidden + 2 * STATISTIC + output
+    if setup.fused_norm:
+        return stream * hidden + STATISTIC + output
+    normalised = 4 if block.norm == "gemma" else stream
+    return (4 + normalised) * hidden + STATISTIC + output
+
+
+def _attention(attention: Attention, shape: ModelShape, setup: Setup) -> float:
+    size, heads, tokens = setup.bytes_of.compute, attention.heads, setup.tokens
+    wide = attention.query + attention.keys + attention.values + attention.output
+    if setup.attention == "eager" or setup.padding_mask:
+        wide += 2 * attention.query - attention.keys - attention.values
+    total = float(size * wide)
+    if attention.normed:
+        total += (attention.query + attention.keys) * 8
+    if setup.attention == "flash":
+        mask = 2 * tokens if setup.padding_mask else 0
+        return total + STATISTIC * heads + mask
+    softmax = STATISTIC + (size if size < STATISTIC else 0) if attention.rotary else size
+    dropped = _mask(setup, shape.attention_dropout)
+    softmax += dropped + (size if dropped else 0)
+    softcap = size if attention.softcap else 0
+    return total + heads * tokens * (softmax + softcap)
+
+
+def _mlp(mlp: Mlp, shape: ModelShape, setup: Setup) -> float:
+    if mlp.activation not in KEPT_BY:
+        known = ", ".join(KEPT_BY)
+        raise ConfigError(
+            f"activation function '{mlp.activation}': what it keeps isn't known (known: {known}); measure the model "
+            "with `stoker batch memory file.py:make_target`"
+        )
+    inner = KEPT_BY[mlp.activation]
+    tensors = inner + 3 if mlp.gated else inner + 1
+    if setup.fused_mlp and mlp.gated:
+        tensors -= 1
+    # Experts are given gathered rows, and each row's answer is weighed by its router.
+    gathered = 2 * mlp.visited * shape.hidden if mlp.experts else 0
+    return float(setup.bytes_of.compute * (mlp.active * tensors + gathered))
+
+
+def _mask(setup: Setup, probability: float) -> int:
+    """Bytes of an element of a dropout's mask: on a CPU it is of the input's type."""
+    if not setup.dropout or not probability or not setup.trains:
+        return 0
+    return 1 if setup.device == "cuda" else setup.bytes_of.compute
