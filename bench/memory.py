@@ -97,6 +97,7 @@ class Case:
             stepping=self.stepping,  # type: ignore[arg-type]
             checkpointing=self.checkpointing,
             attention=attention,  # type: ignore[arg-type]
+            loss="cross_entropy, own precision" if self.architecture == "bert" else "cross_entropy",
             device="cpu",
         )
 
@@ -155,7 +156,7 @@ def target(case: Case, tiny: bool = False) -> Any:
     implementation = {"flash": "sdpa", "eager": "eager"}[case.setup.attention]
     model = maker.from_config(config, dtype=dtype, attn_implementation=implementation).train()
     if case.checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     fused = case.stepping == "fused"
     optimizer = {
         "adamw": lambda: torch.optim.AdamW(model.parameters(), fused=fused),

@@ -41,43 +41,56 @@ class States:
 
 def states_of(weights: Weights, setup: Setup) -> States:
     """Bytes that one rank holds whatever the batch, in the steady state (from the second step on)."""
-    size, optimizer = setup.bytes_of, OPTIMIZERS[setup.optimizer]
-    stored = weights.parameters * size.weight
-    if setup.quantised:
-        stored = weights.unquantised * size.weight + weights.linear * QUANTISED[setup.quantised]
-    gradient = size.gradient
-    moment, master = size.moment, size.master
+    size = setup.bytes_of
     trained = weights.trained if setup.trains else 0
-    if setup.lora_rank:
-        # Adapters beside a 16-bit base are fp32, and are their own master (peft's `autocast_adapter_dtype`).
-        gradient, moment, master = 4, 4, 0
-        stored += trained * 4
-    matrices = min(weights.linear, trained) if not setup.lora_rank else trained
+    # Adapters beside a 16-bit base are fp32, and are their own master (peft's `autocast_adapter_dtype`).
+    gradient = 4 if setup.lora_rank else size.gradient
+    waiting = min(trained, weights.largest) if setup.stepping == "in backward" else trained
+    stage = ("none", "zero1", "zero2", "zero3").index(setup.sharding)
+    share = [1 / setup.ranks if stage >= least else 1.0 for least in (1, 2, 3)]
+    return States(
+        weights=_stored(weights, setup) * share[2],
+        gradients=waiting * gradient * share[1],
+        optimizer=_optimizer(weights, setup) * share[0],
+        stepping=_temporaries(weights, setup) * share[0],
+        gathered=2 * weights.layer * size.compute if setup.sharding == "zero3" else 0,
+        head_gradient=weights.head_table * gradient * setup.trains_all * share[1],
+        table_gradient=weights.table * gradient * setup.trains_all,
+        cast=(weights.linear + weights.head_table) * size.compute if size.autocast else 0,
+    )
+
+
+def _stored(weights: Weights, setup: Setup) -> float:
+    size = setup.bytes_of.weight
+    base = weights.parameters * size
+    if setup.quantised:
+        base = weights.unquantised * size + weights.linear * QUANTISED[setup.quantised]
+    return base + (weights.trained * 4 if setup.lora_rank else 0)
+
+
+def _optimizer(weights: Weights, setup: Setup) -> float:
+    optimizer, size, trained = OPTIMIZERS[setup.optimizer], setup.bytes_of, weights.trained
+    if not setup.trains:
+        return 0.0
     moments = optimizer.moments * trained
     if optimizer.matrix_moments is not None:
+        matrices = trained if setup.lora_rank else weights.linear
         moments = optimizer.matrix_moments * matrices + optimizer.moments * (trained - matrices)
     if optimizer.factored:
         moments = weights.factored
-    kept = moments * moment + optimizer.nbytes * trained + master * trained
-    temporaries = {
-        "loop": optimizer.temporaries * weights.largest,
-        # One of the two at a time: the second takes the first's place.
-        "foreach": (optimizer.temporaries + 1) // 2 * trained,
-        "fused": 0,
-    }[setup.stepping]
-    everything = setup.trains_all
-    stage = ("none", "zero1", "zero2", "zero3").index(setup.sharding)
-    states, gradients, whole = (setup.ranks if stage >= least else 1 for least in (1, 2, 3))
-    return States(
-        weights=stored / whole,
-        gradients=trained * gradient / gradients,
-        optimizer=kept / states,
-        stepping=temporaries * (4 if master or setup.lora_rank else size.moment) / states,
-        gathered=2 * weights.layer * size.compute if setup.sharding == "zero3" else 0,
-        head_gradient=weights.head_table * gradient * everything / gradients,
-        table_gradient=weights.table * gradient * everything,
-        cast=(weights.linear + weights.head_table) * size.compute if size.autocast else 0,
-    )
+    moment, master = (4, 0) if setup.lora_rank else (size.moment, size.master)
+    return moments * moment + (optimizer.nbytes + master) * trained
+
+
+def _temporaries(weights: Weights, setup: Setup) -> float:
+    optimizer, size = OPTIMIZERS[setup.optimizer], setup.bytes_of
+    if not setup.trains or setup.stepping == "fused":
+        return 0.0
+    moment = 4 if setup.lora_rank else size.moment
+    if setup.stepping == "foreach":
+        # Of all tensors, but the second in place of the first.
+        return (optimizer.temporaries + 1) // 2 * weights.trained * moment
+    return optimizer.temporaries * weights.largest * moment
 
 
 def deepspeed_estimate(parameters: int, ranks: int, stage: int, largest_layer: int = 0) -> float:
