@@ -20,6 +20,7 @@ LONGEST_MODULE = 300
 LONGEST_FUNCTION = 60
 TORCH_FREE = (
     "stoker.config",
+    "stoker.memory",
     "stoker.batch.flops",
     "stoker.batch.plan",
     "stoker.batch.translate",

@@ -23,7 +23,7 @@ def shape_of(source: Config | Path | str, architecture: str | None = None) -> Mo
     family isn't known, or the config lacks what its family needs.
     """
     config = source if isinstance(source, Mapping) else _read(Path(source))
-    kind = config.get("model_type")
+    kind = str(config.get("model_type", ""))
     if kind not in FAMILIES:
         raise ConfigError(
             f"model_type {kind!r} isn't one whose memory stoker knows by formula ({', '.join(sorted(FAMILIES))}): "

@@ -151,7 +151,8 @@ _LADDER: tuple[tuple[str, Change, str, str], ...] = (
         "checkpointing",
         _checkpointed,
         "every layer's forward pass again: about 30 % more time",
-        "model.activation_checkpointing_enable() (transformers), or torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",
+        "model.activation_checkpointing_enable() of transformers, or torch.utils.checkpoint.checkpoint(layer, x, "
+        "use_reentrant=False)",
     ),
     ("8-bit optimizer", _eight_bit, "moments rounded in blocks", "bitsandbytes.optim.AdamW8bit"),
     (

@@ -62,7 +62,7 @@ def states_of(weights: Weights, setup: Setup) -> States:
 
 def _stored(weights: Weights, setup: Setup) -> float:
     size = setup.bytes_of.weight
-    base = weights.parameters * size
+    base: float = weights.parameters * size
     if setup.quantised:
         base = weights.unquantised * size + weights.linear * QUANTISED[setup.quantised]
     return base + (weights.trained * 4 if setup.lora_rank else 0)
