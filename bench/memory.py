@@ -3,14 +3,18 @@
 Each set-up trains for two complete steps in a process of its own: 4 architectures, AdamW (a loop, fused), SGD with and
 without momentum, checkpointing, fp32, autocast and pure bf16, 2 to 6 GiB each. Measured is the process's peak of
 resident memory (what the kernel counts) over its resident memory after imports and a step of a tiny model of the same
-kind; that holds what glibc keeps in holes and the kernels' scratch, which no formula knows. For those a margin,
-`fixed + (1 + share) x predicted`, is fitted on the other three architectures, never on the one it is judged on.
-`--quick`: two set-ups, small, no margin; its figures say nothing.
+kind; that holds the kernels' scratch and what the allocator can't give back, which no formula knows. For those a
+margin, `fixed + (1 + share) x predicted`, is fitted on the other three architectures, never on the one it is judged on.
+
+glibc keeps tensors below 32 MiB in one heap, whose holes are memory that nobody has. The processes run with
+MALLOC_MMAP_THRESHOLD_ at 1 MiB, so that larger tensors are mapped and given back one by one; `--holes` leaves glibc as
+it is and shows what the holes take. `--quick`: two set-ups, small, no margin; its figures say nothing.
 """
 
 import argparse
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -67,6 +71,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }
 TINY = {"vocab_size": 64, "num_hidden_layers": 1, "n_layer": 1}
+MAPPED = 2**20
+"""Bytes from which on a tensor is mapped on its own."""
 ATTENTION = {"bert": "eager"}
 
 
@@ -187,9 +193,11 @@ def grow(case: Case) -> dict[str, float]:
     return {"baseline": baseline, "growth": peak_resident_bytes() - baseline}
 
 
-def measured(case: Case) -> dict[str, Any]:
+def measured(case: Case, holes: bool) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", "-m", "bench.memory", "--case", json.dumps(asdict(case))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
+    setting = {} if holes else {"MALLOC_MMAP_THRESHOLD_": str(MAPPED)}
+    environment = {**os.environ, **setting}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"{case} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
@@ -229,12 +237,13 @@ def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two small set-ups, no margin")
+    parser.add_argument("--holes", action="store_true", help="with glibc's heap as it is")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
         print(json.dumps(grow(Case(**json.loads(args.case)))))
         return
-    rows = [measured(case) for case in (quick() if args.quick else cases())]
+    rows = [measured(case, args.holes) for case in (quick() if args.quick else cases())]
     if args.quick:
         errors = [abs(row["predicted"] / row["growth"] - 1) for row in rows]
     else:

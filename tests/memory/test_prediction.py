@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import ConfigError
 from stoker.memory import Setup, predict, shape_of, together
-from stoker.memory.breakdown import Breakdown, Margin
+from stoker.memory.breakdown import MOMENTS, Breakdown, Margin
 from tests.memory.test_families import LLAMA_8B
 
 GIB, MIB = 2**30, 2**20
@@ -94,7 +94,7 @@ def test_rows_by_hand() -> None:
 def test_what_grows_with_the_batch() -> None:
     shape = shape_of(LLAMA_8B)
     one, many = (predict(shape, Setup(examples=n, tokens=128, precision="bf16")) for n in (1, 9))
-    for moment in ("loss", "backward begins", "backward ends", "step"):
+    for moment in MOMENTS:
         assert many.at(moment) - one.at(moment) == pytest.approx(8 * one.per_example(moment))
 
 

@@ -14,7 +14,7 @@ GB = 1e9
 
 def weights(parameters: int, linear: int = 0, trained: int | None = None, **more: int) -> Weights:
     whole = parameters if trained is None else trained
-    rest = dict.fromkeys(("largest", "table", "head_table", "layer", "factored"), 0)
+    rest = dict.fromkeys(("largest", "table", "input_tables", "head_table", "layer", "factored"), 0)
     return Weights(parameters, linear, whole, **rest | more)
 
 

@@ -9,7 +9,7 @@ from stoker.memory.setup import OPTIMIZERS
 
 __all__ = ["optimizer_kind", "predicted"]
 
-LOSS, BEGINS, ENDS, STEP = MOMENTS
+LOSS, BEGINS, ENDS, TABLES, STEP = MOMENTS
 
 
 def predicted(
@@ -42,7 +42,7 @@ def predicted(
         Row("weights", found.weight_bytes),
         Row("buffers", found.buffer_bytes),
         Row("optimizer states", moments * element + kind.nbytes * found.trainable, note=name),
-        Row("gradients", found.gradient_bytes, (ENDS, STEP)),
+        Row("gradients", found.gradient_bytes, (ENDS, TABLES, STEP)),
         Row("optimizer's temporaries", temporaries, (STEP,)),
         Row("activations", found.activations(size), (LOSS, BEGINS), sum(grows for _, grows in kept)),
         Row(

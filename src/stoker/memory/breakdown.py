@@ -7,9 +7,9 @@ from typing import Any
 
 __all__ = ["MOMENTS", "Breakdown", "Margin", "Row"]
 
-MOMENTS = ("loss", "backward begins", "backward ends", "step")
+MOMENTS = ("loss", "backward begins", "backward ends", "embeddings", "step")
 """When memory may be at its peak: all activations and the logits' gradients; the last layer's backward pass; the first
-layer's, with all gradients there; the optimizer's step."""
+layer's, with most gradients there; the input tables', with all; the optimizer's step."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from stoker.memory.states import States, states_of
 
 __all__ = ["predict", "state_rows", "together"]
 
-LOSS, BEGINS, ENDS, STEP = MOMENTS
+LOSS, BEGINS, ENDS, TABLES, STEP = MOMENTS
 FORWARD = (LOSS,)
 BACKWARD = (BEGINS, ENDS)
 
@@ -59,13 +59,16 @@ def state_rows(states: States, setup: Setup) -> list[Row]:
         Row("context", setup.context, note="before anything is in memory" if setup.context else ""),
         Row("weights", states.weights),
         Row("optimizer states", states.optimizer, host=setup.offload, note="offloaded" if setup.offload else ""),
-        Row("gradients", states.gradients, MOMENTS if resting else (ENDS, STEP)),
+        Row("gradients", states.gradients, MOMENTS if resting else (TABLES, STEP)),
     ]
     if not resting:
-        rows.append(Row("head's gradient", states.head_gradient, (BEGINS,), note="the first to be made"))
+        rows += [
+            Row("head's gradient", states.head_gradient, (BEGINS,), note="the first to be made"),
+            Row("gradients but the input tables'", states.gradients - states.input_gradient, (ENDS,)),
+        ]
     return [
         *rows,
-        Row("second gradient of the tied table", states.table_gradient, (ENDS,)),
+        Row("second gradient of the tied table", states.table_gradient, (TABLES,)),
         Row("16-bit copies of weights", states.cast, (LOSS, BEGINS), note="made by autocast"),
         Row("gathered layers", states.gathered, (LOSS, *BACKWARD), note="two whole ones at a time"),
         Row("optimizer's temporaries", 0 if setup.offload else states.stepping, (STEP,), note=setup.stepping),

@@ -104,6 +104,8 @@ class Weights:
     """Of the largest single tensor that is trained: an optimizer's loop makes temporaries of its size."""
     table: int
     """Of the table that is both embedding and head; 0 where they are two."""
+    input_tables: int
+    """Of input tables that are no head too (positions, or an untied embedding)."""
     head_table: int
     """Of the matrix onto the vocabulary, tied or not; 0: there is none."""
     layer: int
@@ -179,6 +181,7 @@ class ModelShape:
             trained=self.adapters(lora_rank) if lora_rank else self.parameters,
             largest=largest,
             table=table if self.tied and on_vocabulary else 0,
+            input_tables=self.embeddings - (table if self.tied and on_vocabulary else 0),
             head_table=table if on_vocabulary else self.hidden * self.logits,
             layer=max(block.parameters for block in self.blocks),
             factored=self._factored(lora_rank),

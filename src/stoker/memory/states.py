@@ -33,6 +33,8 @@ class States:
     """Weights of the layers that sharded training has whole at a time: the one at work and the next."""
     head_gradient: float
     """Part of `gradients`: the first that a backward pass makes."""
+    input_gradient: float
+    """Part of `gradients`: the last, of tables that are no head too."""
     table_gradient: float
     """A tied table has two gradients for a moment."""
     cast: float
@@ -55,6 +57,7 @@ def states_of(weights: Weights, setup: Setup) -> States:
         stepping=_temporaries(weights, setup) * share[0],
         gathered=2 * weights.layer * size.compute if setup.sharding == "zero3" else 0,
         head_gradient=weights.head_table * gradient * setup.trains_all * share[1],
+        input_gradient=weights.input_tables * gradient * setup.trains_all * (waiting == trained) * share[1],
         table_gradient=weights.table * gradient * setup.trains_all,
         cast=(weights.linear + weights.head_table) * size.compute if size.autocast else 0,
     )
