@@ -13,6 +13,7 @@ def test_from_cheap_to_dear() -> None:
     found = levers(shape_of(GPT2), SETUP)
     assert [lever.name for lever in found] == [
         "mixed precision",
+        "freeing temporaries",
         "flash attention",
         "chunked logits",
         "half the input length",
@@ -48,6 +49,12 @@ def test_combined_a_batch_of_8_becomes_32_and_more() -> None:
     found = {lever.name: lever for lever in levers(shape_of(BERT_LARGE), replace(SETUP, tokens=512))}
     assert 8 < found["mixed precision"].most_examples < 32
     assert found["checkpointing"].most_examples >= 32
+
+
+def test_kept_outputs_are_dropped() -> None:
+    setup = Setup(1, 512, optimizer="sgd", loss="cross_entropy, outputs kept")
+    freed = next(lever for lever in levers(shape_of(GPT2), setup) if lever.name == "freeing temporaries")
+    assert freed.saves == 512 * 50257 * 4
 
 
 def test_mixed_precision_halves_activations_and_no_states() -> None:

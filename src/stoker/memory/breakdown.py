@@ -34,6 +34,12 @@ class Margin:
     share: float = 0.0
     """Of the bytes asked for."""
     fixed: float = 0.0
+    checkpointing: float = 0.0
+    """A further share where layers are computed again: what comes and goes between gradients leaves holes."""
+
+    def resolved(self, checkpointing: bool) -> "Margin":
+        """For a set-up with or without checkpointing."""
+        return Margin(self.share + self.checkpointing * checkpointing, self.fixed)
 
 
 @dataclass(frozen=True)

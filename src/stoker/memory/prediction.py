@@ -29,7 +29,7 @@ def predict(shape: ModelShape, setup: Setup, margin: Margin | None = None) -> Br
         *(_trained(shape, setup) if setup.trains else _scored(shape, setup)),
         *_cache(shape, setup),
     ]
-    return Breakdown(f"{shape.name}, {_words(setup)}", setup.examples, tuple(rows), margin or Margin())
+    return Breakdown(f"{shape.name}, {_words(setup)}", setup.examples, tuple(rows), _margin(margin, setup))
 
 
 def together(roles: Mapping[str, tuple[ModelShape, Setup]], margin: Margin | None = None) -> Breakdown:
@@ -49,7 +49,12 @@ def together(roles: Mapping[str, tuple[ModelShape, Setup]], margin: Margin | Non
         for row in one.rows
         if role == largest or _stays(row)
     ]
-    return Breakdown(" + ".join(roles), found[largest].examples, tuple(rows), margin or Margin())
+    name, at_work = " + ".join(roles), roles[largest][1]
+    return Breakdown(name, found[largest].examples, tuple(rows), _margin(margin, at_work))
+
+
+def _margin(margin: Margin | None, setup: Setup) -> Margin:
+    return (margin or Margin()).resolved(setup.checkpointing)
 
 
 def state_rows(states: States, setup: Setup) -> list[Row]:
