@@ -32,7 +32,8 @@ STILL: dict[str, dict[str, float]] = {
 }
 FULL = {"layer_types": ["full_attention"] * 2}
 SIZES: dict[str, dict[str, Any]] = {
-    "llama": GATED, "mistral": GATED | {"sliding_window": None}, "qwen3": GATED, "gemma": GATED,
+    "llama": GATED, "mistral": GATED | {"sliding_window": None}, "qwen2": GATED, "qwen3": GATED,
+    "smollm3": GATED | {"pad_token_id": None}, "gemma": GATED,
     "gemma3_text": GATED | FULL, "gpt2": GPT2, "bert": BERT,
 }  # fmt: skip
 
