@@ -49,7 +49,9 @@ def test_states_follow_the_optimizer() -> None:
         ("adamw_8bit", 2.03125 * PARAMETERS),
     ):
         assert predicted(traced(), 1, optimizer).row("optimizer states") == expected
-    assert predicted(traced(), 1, some(torch.optim.AdamW, fused=True)).row("optimizer's temporaries") == 0
+    for settings, expected in (({"fused": True}, 0), ({"foreach": True}, PARAMETERS), ({}, 2 * WIDTH * WIDE)):
+        found = predicted(traced(), 1, some(torch.optim.AdamW, **settings))
+        assert found.row("optimizer's temporaries") == FLOAT * expected
 
 
 def test_optimizers_whose_states_are_not_known() -> None:

@@ -6,6 +6,7 @@ from stoker.batch.trace import Trace
 from stoker.errors import ConfigError
 from stoker.memory.breakdown import MOMENTS, Breakdown, Margin, Row
 from stoker.memory.setup import OPTIMIZERS
+from stoker.memory.states import moment_bytes, temporaries
 
 __all__ = ["optimizer_kind", "predicted"]
 
@@ -22,29 +23,27 @@ def predicted(
     twice what the largest layer keeps: the gradients of its output and of its input. ConfigError where the optimizer's
     kind isn't known.
     """
-    name, fused = optimizer if isinstance(optimizer, str) else optimizer_kind(optimizer), False
-    if not isinstance(optimizer, str):
-        fused = bool(optimizer.defaults.get("fused"))
+    name = optimizer if isinstance(optimizer, str) else optimizer_kind(optimizer)
     if name not in OPTIMIZERS:
         raise ConfigError(f"optimizer '{name}' isn't one of {', '.join(OPTIMIZERS)}")
     kind = OPTIMIZERS[name]
     if kind.factored:
         raise ConfigError("adafactor's states depend on each tensor's shape: measure them with stoker.batch.fit")
     element = found.gradient_bytes / found.trainable if found.trainable else 0.0
-    moments = kind.moments * found.trainable
-    if kind.matrix_moments is not None:
-        others = found.trainable - found.matrix_parameters
-        moments = kind.matrix_moments * found.matrix_parameters + kind.moments * others
-    temporaries = 0 if fused else kind.temporaries * found.largest_parameter * element
-    kept = [(layer, layer.per_unit) for layer in found.layers]
-    largest = found.largest
+    moments = moment_bytes(name, found.trainable, found.matrix_parameters, 0, element)
+    stepping = "loop" if isinstance(optimizer, str) else _stepping(optimizer)
+    largest, grows = found.largest, sum(layer.per_unit for layer in found.layers)
     rows = (
         Row("weights", found.weight_bytes),
         Row("buffers", found.buffer_bytes),
-        Row("optimizer states", moments * element + kind.nbytes * found.trainable, note=name),
+        Row("optimizer states", moments, note=name),
         Row("gradients", found.gradient_bytes, (ENDS, TABLES, STEP)),
-        Row("optimizer's temporaries", temporaries, (STEP,)),
-        Row("activations", found.activations(size), (LOSS, BEGINS), sum(grows for _, grows in kept)),
+        Row(
+            "optimizer's temporaries",
+            temporaries(kind, stepping, found.largest_parameter, found.trainable) * element,
+            (STEP,),
+        ),
+        Row("activations", found.activations(size), (LOSS, BEGINS), grows),
         Row(
             "the largest layer's backward pass",
             2 * largest.activations(size),
@@ -54,6 +53,15 @@ def predicted(
         ),
     )
     return Breakdown(f"{found.model}, {name}", size, rows, margin or Margin())
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> str:
+    """As PyTorch chooses: fused and foreach where they are asked for, foreach for CUDA's tensors, else a loop."""
+    asked = {name: optimizer.defaults.get(name) for name in ("fused", "foreach")}
+    if asked["fused"]:
+        return "fused"
+    on_cuda = all(weight.is_cuda for group in optimizer.param_groups for weight in group["params"])
+    return "foreach" if asked["foreach"] or (asked["foreach"] is None and on_cuda) else "loop"
 
 
 def optimizer_kind(optimizer: torch.optim.Optimizer) -> str:

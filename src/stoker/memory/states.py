@@ -13,10 +13,10 @@
 
 from dataclasses import dataclass
 
-from stoker.memory.setup import OPTIMIZERS, QUANTISED, Setup
+from stoker.memory.setup import OPTIMIZERS, QUANTISED, Optimizer, Setup
 from stoker.memory.shape import Weights
 
-__all__ = ["States", "deepspeed_estimate", "states_of"]
+__all__ = ["States", "deepspeed_estimate", "moment_bytes", "states_of", "temporaries"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,21 @@ def states_of(weights: Weights, setup: Setup) -> States:
     )
 
 
+def moment_bytes(optimizer: str, trained: int, matrices: int, factored: int, element: float) -> float:
+    """Bytes of an optimizer's moments.
+
+    `optimizer`: a key of OPTIMIZERS; `trained` parameters, `matrices` of them in matrices; `factored`: rows and columns
+    of the matrices and elements of the rest; `element`: bytes of one.
+    """
+    kind = OPTIMIZERS[optimizer]
+    moments = kind.moments * trained
+    if kind.matrix_moments is not None:
+        moments = kind.matrix_moments * matrices + kind.moments * (trained - matrices)
+    if kind.factored:
+        moments = factored
+    return moments * element + kind.nbytes * trained
+
+
 def _stored(weights: Weights, setup: Setup) -> float:
     size = setup.bytes_of.weight
     base: float = weights.parameters * size
@@ -72,28 +87,29 @@ def _stored(weights: Weights, setup: Setup) -> float:
 
 
 def _optimizer(weights: Weights, setup: Setup) -> float:
-    optimizer, size, trained = OPTIMIZERS[setup.optimizer], setup.bytes_of, weights.trained
+    size, trained = setup.bytes_of, weights.trained
     if not setup.trains:
         return 0.0
-    moments = optimizer.moments * trained
-    if optimizer.matrix_moments is not None:
-        matrices = trained if setup.lora_rank else weights.linear
-        moments = optimizer.matrix_moments * matrices + optimizer.moments * (trained - matrices)
-    if optimizer.factored:
-        moments = weights.factored
-    moment, master = (4, 0) if setup.lora_rank else (size.moment, size.master)
-    return moments * moment + (optimizer.nbytes + master) * trained
+    if setup.lora_rank:
+        return moment_bytes(setup.optimizer, trained, matrices=trained, factored=weights.factored, element=4)
+    moments = moment_bytes(setup.optimizer, trained, weights.linear, weights.factored, size.moment)
+    return moments + size.master * trained
+
+
+def temporaries(optimizer: Optimizer, stepping: str, largest: int, trained: int) -> int:
+    """Elements that a step makes and drops. `largest`: of the largest trained tensor."""
+    if stepping == "fused":
+        return 0
+    if stepping == "foreach":
+        # Of all tensors, but the second in place of the first.
+        return (optimizer.temporaries + 1) // 2 * trained
+    return optimizer.temporaries * largest
 
 
 def _temporaries(weights: Weights, setup: Setup) -> float:
-    optimizer, size = OPTIMIZERS[setup.optimizer], setup.bytes_of
-    if not setup.trains or setup.stepping == "fused":
-        return 0.0
-    moment = 4 if setup.lora_rank else size.moment
-    if setup.stepping == "foreach":
-        # Of all tensors, but the second in place of the first.
-        return (optimizer.temporaries + 1) // 2 * weights.trained * moment
-    return optimizer.temporaries * weights.largest * moment
+    moment = 4 if setup.lora_rank else setup.bytes_of.moment
+    trained = weights.trained if setup.trains else 0
+    return temporaries(OPTIMIZERS[setup.optimizer], setup.stepping, weights.largest, trained) * moment
 
 
 def deepspeed_estimate(parameters: int, ranks: int, stage: int, largest_layer: int = 0) -> float:
