@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from stoker.batch.target import Target
 from stoker.batch.trace import Trace, trace
 from stoker.errors import ConfigError
-from stoker.memory import Setup, shape_of
+from stoker.memory import Setup, predict, shape_of
 from stoker.memory.activations import embedded, ending, kept
 from stoker.memory.setup import LOSSES
 from stoker.memory.states import states_of
-from tests.memory.test_families import LLAMA_8B
+from tests.memory.test_families import DEEPSEEK_V3, LLAMA_8B
 
 TOKENS, VOCABULARY = 24, 100
 GATED = {
@@ -34,14 +34,20 @@ FULL = {"layer_types": ["full_attention"] * 2}
 SIZES: dict[str, dict[str, Any]] = {
     "llama": GATED, "mistral": GATED | {"sliding_window": None}, "qwen2": GATED, "qwen3": GATED,
     "smollm3": GATED | {"pad_token_id": None}, "gemma": GATED,
-    "gemma3_text": GATED | FULL, "gpt2": GPT2, "bert": BERT,
+    "gemma2": GATED | FULL, "gemma3_text": GATED | FULL, "gpt2": GPT2, "bert": BERT,
 }  # fmt: skip
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": GATED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "mixtral": GATED | {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
 
 
 def build(kind: str, precision: str, attention: str, dropout: bool) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
-    config = AutoConfig.for_model(kind, **SIZES[kind], **({} if dropout else STILL.get(kind, {})))
+    config = AutoConfig.for_model(kind, **(SIZES | EXPERTS)[kind], **({} if dropout else STILL.get(kind, {})))
     maker = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     model = maker.from_config(
@@ -82,6 +88,7 @@ CASES = [
     for precision in ("fp32", "bf16", "autocast")
     for attention in ("flash", "eager")
     for dropout in ((False, True) if kind in STILL else (False,))
+    if not (kind == "gemma2" and attention == "flash")  # its scores are capped
     if not (dropout and attention == "flash")  # on a CPU that is neither: SDPA falls back to a path of its own
 ]
 
@@ -157,6 +164,24 @@ def test_the_transformer_of_korthikanti(attention: str, pairs: int) -> None:
     found = kept(shape.blocks[0], shape, Setup(1, 512, precision="bf16", attention=attention))  # type: ignore[arg-type]
     small = 16 + (4 * 16 if attention == "flash" else 0)
     assert found - small == 34 * 1024 + pairs * 16 * 512
+
+
+def test_latent_attention_is_refused() -> None:
+    shape = shape_of(DEEPSEEK_V3)
+    with pytest.raises(ConfigError, match="latent attention"):
+        kept(shape.blocks[0], shape, Setup(1, 1))
+    scoring = Setup(1, 1, precision="bf16", optimizer="none", cache_tokens=100)
+    assert predict(shape, scoring).row("key-value cache") == 100 * 70_272
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_experts_keep_about_what_is_said(kind: str, precision: str) -> None:
+    """The router's own tensors aren't in the formula."""
+    config, model = build(kind, precision, "flash", False)
+    shape = shape_of(config.to_dict())
+    expected = kept(shape.blocks[0], shape, Setup(1, TOKENS, precision=precision, device="cpu"))
+    assert per_token(traced(model, precision), ".1.") == pytest.approx(expected, rel=0.03)
 
 
 def test_an_unknown_activation_function_is_refused() -> None:

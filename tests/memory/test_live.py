@@ -76,4 +76,4 @@ def test_the_peak_is_what_is_alive(case: Case, monkeypatch: pytest.MonkeyPatch) 
     alive = Alive([*trained.model.parameters(), *states])
     with alive:
         trained.step(case.examples)
-    assert case.predicted().peak == pytest.approx(alive.peak, rel=0.03)
+    assert case.predicted().peak == pytest.approx(alive.peak, rel=0.04)

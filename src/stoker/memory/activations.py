@@ -97,6 +97,11 @@ def _norm(block: Block, shape: ModelShape, setup: Setup, *, consumers: int) -> f
 
 
 def _attention(attention: Attention, norm: Norm, shape: ModelShape, setup: Setup) -> float:
+    if attention.latent:
+        raise ConfigError(
+            f"{shape.name}: what latent attention keeps for the backward pass isn't known by formula (weights, states "
+            "and cache are); measure the model with `stoker batch memory file.py:make_target`"
+        )
     size, heads, tokens = setup.bytes_of.compute, attention.heads, setup.tokens
     wide = attention.query + attention.keys + attention.values + attention.output
     if setup.attention == "eager" or setup.padding_mask:

@@ -153,7 +153,7 @@ def deepseek_v3(config: Config, architecture: str) -> ModelShape:
         Matrix("kv_b", latent, heads * (plain + value)),
         Matrix("o", heads * value, hidden),
     )
-    attention = Attention(heads, query, query, heads * value, heads * value, cached=latent + rope)
+    attention = Attention(heads, query, query, heads * value, heads * value, latent=True, cached=latent + rope)
     vectors = 2 * hidden + (query_latent or 0) + latent
     dense, width = config["intermediate_size"], config["moe_intermediate_size"]
     routed, shared = config["n_routed_experts"], config["n_shared_experts"]

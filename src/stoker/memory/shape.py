@@ -43,6 +43,8 @@ class Attention:
     """Queries and keys are normalised per head."""
     rotary: bool = True
     softcap: bool = False
+    latent: bool = False
+    """Keys and values are computed from a latent (MLA)."""
     cached: int = 0
     """Elements that a token adds to the cache: keys and values, or the latent of MLA."""
 

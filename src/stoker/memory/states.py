@@ -59,7 +59,10 @@ def states_of(weights: Weights, setup: Setup) -> States:
         head_gradient=weights.head_table * gradient * setup.trains_all * share[1],
         input_gradient=weights.input_tables * gradient * setup.trains_all * (waiting == trained) * share[1],
         table_gradient=weights.table * gradient * setup.trains_all,
-        cast=(weights.linear + weights.head_table) * size.compute if size.autocast else 0,
+        # Layers that are computed again let go of theirs until then.
+        cast=((weights.layer if setup.checkpointing else weights.linear) + weights.head_table) * size.compute
+        if size.autocast
+        else 0,
     )
 
 
