@@ -121,9 +121,9 @@ def _fragmentation(found: Breakdown, setup: Setup, room: float) -> Lever:
         found.expected,
         found.most_examples(room),
         "nothing, or a restart",
-        "on CUDA PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, torch.cuda.empty_cache() once after a peak that doesn't "
-        "come again (an evaluation), or a fresh process: memory_reserved() less memory_allocated() is what they can give; "
-        "on a CPU with glibc MALLOC_MMAP_THRESHOLD_=1048576",
+        "on CUDA PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, torch.cuda.empty_cache() once after a peak that "
+        "doesn't come again (an evaluation), or a fresh process: memory_reserved() less memory_allocated() is what "
+        "they can give; on a CPU with glibc MALLOC_MMAP_THRESHOLD_=1048576",
         setup,
     )
 
