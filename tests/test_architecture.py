@@ -22,6 +22,7 @@ TORCH_FREE = (
     "stoker.config",
     "stoker.batch.account",
     "stoker.batch.certificate",
+    "stoker.memory",
     "stoker.batch.flops",
     "stoker.batch.levers",
     "stoker.batch.plan",

@@ -49,7 +49,7 @@ def shuffled(kind: str, seed: int) -> dict[str, Any]:
     draw = random.Random(f"{kind}{seed}")
     keys, groups, size = draw.choice([1, 2, 3]), draw.choice([1, 2, 4]), draw.choice([8, 12])
     heads = keys * groups
-    common = {
+    common: dict[str, Any] = {
         "hidden_size": heads * size, "num_attention_heads": heads, "num_key_value_heads": keys,
         "intermediate_size": draw.randint(5, 90), "num_hidden_layers": draw.randint(1, 3),
         "vocab_size": draw.randint(20, 300), "tie_word_embeddings": draw.random() < 0.5,
@@ -70,6 +70,8 @@ def shuffled(kind: str, seed: int) -> dict[str, Any]:
         }  # fmt: skip
     experts = {"mixtral": {"num_local_experts": 4}, "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 9}}
     biases = {"attention_bias": draw.random() < 0.5, "mlp_bias": draw.random() < 0.5}
+    if kind == "smollm3":
+        common["pad_token_id"] = None
     mine = {"llama": biases, "smollm3": biases, "qwen3": {"attention_bias": draw.random() < 0.5}}
     return common | {"head_dim": draw.choice([4, 6])} | experts.get(kind, {}) | mine.get(kind, {})
 
@@ -152,6 +154,7 @@ def test_key_value_cache() -> None:
         shape_of({**shuffled("bert", 0), "model_type": "bert"}).cache_elements()
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft, of transformers
 def test_adapters_are_those_of_peft() -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -86,9 +86,10 @@ class _Packed:
 
 def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     """The memory behind a tensor; several pieces where it is sparse or wraps others (DTensor, quantised)."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from storages(getattr(tensor, name))
+    wrapper: Any = tensor
+    if is_traceable_wrapper_subclass(wrapper):
+        for name in wrapper.__tensor_flatten__()[0]:
+            yield from storages(getattr(wrapper, name))
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices().untyped_storage(), tensor._values().untyped_storage())
     elif tensor.layout is torch.strided:

@@ -6,7 +6,7 @@ seen here: `stoker.batch.fit` measures the peak of complete steps.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -70,6 +70,10 @@ class Trace:
     gradient_bytes: int
     """Once a backward pass has run: each trainable parameter's, in its own dtype."""
     buffer_bytes: int
+    largest_parameter: int
+    """Elements of the largest trained tensor: an optimizer's step makes temporaries of its size."""
+    matrix_parameters: int
+    """Trained ones in two-dimensional tensors: what Muon moves."""
     layers: tuple[LayerTrace, ...]
     """Those with parameters or something kept, in the order of `named_modules`; first the batch, last the loss."""
 
@@ -140,7 +144,9 @@ def trace(target: Target, sizes: tuple[int, int] = (2, 4)) -> Trace:
         trainable=sum(weight.numel() for weight in trained),
         weight_bytes=_bytes(weights),
         gradient_bytes=sum(weight.nbytes for weight in trained),
-        buffer_bytes=_bytes(list(target.model.buffers())),
+        buffer_bytes=_bytes(target.model.buffers()),
+        largest_parameter=max((weight.numel() for weight in trained), default=0),
+        matrix_parameters=sum(weight.numel() for weight in trained if weight.dim() == 2),
         layers=tuple(layer for layer in layers if layer.parameters or any(kept for _, kept in layer.saved)),
     )
 
@@ -157,7 +163,7 @@ def _saved(target: Target, keys: dict[nn.Module, str], size: int) -> dict[str, i
     return {**found, BATCH: _bytes(inputs)}
 
 
-def _bytes(tensors: list[Tensor]) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     """Of all memory behind them, each piece once."""
     parts = {part.data_ptr(): part.nbytes() for tensor in tensors for part in storages(tensor) if part.nbytes()}
     return sum(parts.values())

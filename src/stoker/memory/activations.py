@@ -15,19 +15,23 @@ attention 5 a s more.
 
 from stoker.errors import ConfigError
 from stoker.memory.setup import Setup
-from stoker.memory.shape import Attention, Block, Mlp, ModelShape
+from stoker.memory.shape import Attention, Block, Mlp, ModelShape, Norm
 
 __all__ = ["embedded", "ending", "kept", "working"]
 
 KEPT_BY = {"gelu": 1, "gelu_pytorch_tanh": 1, "silu": 1, "swish": 1, "relu": 0, "gelu_new": 4, "quick_gelu": 2}
 """Tensors that an activation function keeps beside its output; `gelu_new` is a formula in Python, term by term."""
 STATISTIC = 4
-"""Bytes of a mean, a deviation or a log-sum-exp: fp32, except LayerNorm's in pure 16 bit on a CPU."""
+"""Bytes of a root mean square or a log-sum-exp: fp32."""
 
 
 def kept(block: Block, shape: ModelShape, setup: Setup) -> float:
     """Bytes per token of one whole layer."""
-    return _norms(block, shape, setup) + _attention(block.attention, shape, setup) + _mlp(block.mlp, shape, setup)
+    return (
+        _norms(block, shape, setup)
+        + _attention(block.attention, block.norm, shape, setup)
+        + _mlp(block.mlp, shape, setup)
+    )
 
 
 def working(block: Block, shape: ModelShape, setup: Setup) -> float:
@@ -48,8 +52,8 @@ def embedded(shape: ModelShape, setup: Setup) -> float:
     """Bytes per token of the batch and of what stands before the layers."""
     ids = 8 * (2 if shape.logits else 1)  # tokens and labels
     first = shape.blocks[0]
-    normalised = shape.hidden * residual(setup) + 2 * STATISTIC if first.post_norm else 0
-    return ids + normalised + _mask(setup, shape.dropout) * shape.hidden
+    normalised = shape.hidden * residual(setup) + _moments(setup) if first.post_norm else 0
+    return ids + normalised + _mask(setup, shape.dropout, residual(setup)) * shape.hidden
 
 
 def ending(shape: ModelShape, setup: Setup) -> float:
@@ -60,8 +64,7 @@ def ending(shape: ModelShape, setup: Setup) -> float:
     if shape.logits != shape.vocabulary:
         return hidden * size.compute
     # BERT's head: a dense layer, its activation, a norm, and the matrix onto the vocabulary.
-    transform = hidden * (2 * size.compute + residual(setup) + size.compute) + 2 * STATISTIC
-    return transform + hidden * (residual(setup) if size.autocast else 0)
+    return 4 * hidden * size.compute + _moments(setup)
 
 
 def residual(setup: Setup) -> int:
@@ -76,7 +79,7 @@ def _norms(block: Block, shape: ModelShape, setup: Setup) -> float:
     total = sum(_norm(block, shape, setup, consumers=count) for count in consumers)
     if block.norms == 4:
         total += 2 * _norm(block, shape, setup, consumers=0)
-    return total + 2 * _mask(setup, shape.dropout) * shape.hidden
+    return total + 2 * _mask(setup, shape.dropout, setup.bytes_of.compute) * shape.hidden
 
 
 def _norm(block: Block, shape: ModelShape, setup: Setup, *, consumers: int) -> float:
@@ -86,29 +89,38 @@ def _norm(block: Block, shape: ModelShape, setup: Setup, *, consumers: int) -> f
     output = copies * size.compute * hidden
     if block.norm == "layer":
         # A norm after the residual sum has an output that goes on in the stream: what keeps it is counted here.
-        return stream * hidden + 2 * STATISTIC + output
+        return stream * hidden + _moments(setup) + output
     if setup.fused_norm:
         return stream * hidden + STATISTIC + output
     normalised = 4 if block.norm == "gemma" else stream
     return (4 + normalised) * hidden + STATISTIC + output
 
 
-def _attention(attention: Attention, shape: ModelShape, setup: Setup) -> float:
+def _attention(attention: Attention, norm: Norm, shape: ModelShape, setup: Setup) -> float:
+    if attention.latent:
+        raise ConfigError(
+            f"{shape.name}: what latent attention keeps for the backward pass isn't known by formula (weights, states "
+            "and cache are); measure the model with `stoker batch memory file.py:make_target`"
+        )
     size, heads, tokens = setup.bytes_of.compute, attention.heads, setup.tokens
     wide = attention.query + attention.keys + attention.values + attention.output
     if setup.attention == "eager" or setup.padding_mask:
         wide += 2 * attention.query - attention.keys - attention.values
     total = float(size * wide)
     if attention.normed:
-        total += (attention.query + attention.keys) * 8
+        values = 8 if norm == "gemma" or size == STATISTIC else 6
+        rows = heads + heads * attention.keys // attention.query
+        total += (attention.query + attention.keys) * values + STATISTIC * rows
     if setup.attention == "flash":
         mask = 2 * tokens if setup.padding_mask else 0
         return total + STATISTIC * heads + mask
-    softmax = STATISTIC + (size if size < STATISTIC else 0) if attention.rotary else size
-    dropped = _mask(setup, shape.attention_dropout)
-    softmax += dropped + (size if dropped else 0)
+    probability = _probability(attention, shape, setup)
+    dropped = _mask(setup, shape.attention_dropout, size)
+    pairs = probability + dropped
+    if dropped or probability > size:
+        pairs += size
     softcap = size if attention.softcap else 0
-    return total + heads * tokens * (softmax + softcap)
+    return total + heads * tokens * (pairs + softcap)
 
 
 def _mlp(mlp: Mlp, shape: ModelShape, setup: Setup) -> float:
@@ -127,8 +139,24 @@ def _mlp(mlp: Mlp, shape: ModelShape, setup: Setup) -> float:
     return float(setup.bytes_of.compute * (mlp.active * tensors + gathered))
 
 
-def _mask(setup: Setup, probability: float) -> int:
-    """Bytes of an element of a dropout's mask: on a CPU it is of the input's type."""
+def _probability(attention: Attention, shape: ModelShape, setup: Setup) -> int:
+    """Bytes of an eager attention's softmax; what isn't of the computed type is then rounded to it.
+
+    fp32 where the model says so (Llama's kind), or autocast: on CUDA it has softmax in fp32, on a CPU an fp32 causal
+    mask makes the scores so.
+    """
+    size = setup.bytes_of
+    raised = size.autocast and (setup.device == "cuda" or shape.causal)
+    return STATISTIC if attention.rotary or raised else size.compute
+
+
+def _mask(setup: Setup, probability: float, size: int) -> int:
+    """Bytes of an element of a dropout's mask: on a CPU it is of its input's type, of `size` bytes."""
     if not setup.dropout or not probability or not setup.trains:
         return 0
-    return 1 if setup.device == "cuda" else setup.bytes_of.compute
+    return 1 if setup.device == "cuda" else size
+
+
+def _moments(setup: Setup) -> int:
+    """Bytes of LayerNorm's mean and deviation: fp32, but of the weights' type on a CPU."""
+    return 2 * min(STATISTIC, setup.bytes_of.weight) if setup.device == "cpu" else 2 * STATISTIC

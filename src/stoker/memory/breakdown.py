@@ -7,9 +7,9 @@ from typing import Any
 
 __all__ = ["MOMENTS", "Breakdown", "Margin", "Row"]
 
-MOMENTS = ("loss", "backward begins", "backward ends", "step")
+MOMENTS = ("loss", "backward begins", "backward ends", "embeddings", "step")
 """When memory may be at its peak: all activations and the logits' gradients; the last layer's backward pass; the first
-layer's, with all gradients there; the optimizer's step."""
+layer's, with most gradients there; the input tables', with all; the optimizer's step."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ class Margin:
     share: float = 0.0
     """Of the bytes asked for."""
     fixed: float = 0.0
+    checkpointing: float = 0.0
+    """A further share where layers are computed again: what comes and goes between gradients leaves holes."""
+
+    def resolved(self, checkpointing: bool) -> "Margin":
+        """For a set-up with or without checkpointing."""
+        return Margin(self.share + self.checkpointing * checkpointing, self.fixed)
 
 
 @dataclass(frozen=True)

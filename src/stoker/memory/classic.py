@@ -58,7 +58,9 @@ def bert(config: Config, architecture: str) -> ModelShape:
         post_norm=True,
     )
     is_tied = bool(config.get("tie_word_embeddings", True))
-    head, logits = _encoder_head(config, architecture or "BertForMaskedLM", 0 if is_tied else hidden * vocabulary)
+    head, logits = _encoder_head(
+        config, architecture or "BertForMaskedLM", 0 if is_tied else hidden * vocabulary + vocabulary
+    )
     return ModelShape(
         name=f"{config['model_type']} ({architecture or 'ForMaskedLM'})",
         causal=False,
@@ -77,6 +79,7 @@ def bert(config: Config, architecture: str) -> ModelShape:
 
 def _encoder_head(config: Config, architecture: str, table: int) -> tuple[int, int]:
     """(parameters, logits at a token); one answer for a whole text has no logits at its tokens."""
+    # An untied head has a table of its own, and a second bias.
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     labels = len(config.get("id2label") or ()) or config.get("num_labels") or 2
     square = hidden * hidden + hidden
@@ -87,7 +90,7 @@ def _encoder_head(config: Config, architecture: str, table: int) -> tuple[int, i
         "ForPreTraining": (onto_vocabulary + square + 2 * hidden + 2, vocabulary),
         "ForSequenceClassification": (square + hidden * labels + labels, 0),
         "ForTokenClassification": (hidden * labels + labels, labels),
-        "ForQuestionAnswering": (2 * hidden + 2, 2),
+        "ForQuestionAnswering": (hidden * labels + labels, labels),
         "Model": (square, 0),
     }
     for ending, found in heads.items():

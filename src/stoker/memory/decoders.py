@@ -104,9 +104,7 @@ def _decoder(config: Config, architecture: str, blocks: tuple[Block, ...], *, ti
     )
 
 
-def experts(
-    *, width: str, number: str, normed: bool = False, qkv_bias: str | None = None
-) -> Callable[[Config, str], ModelShape]:
+def experts(*, width: str, normed: bool = False, qkv_bias: str | None = None) -> Callable[[Config, str], ModelShape]:
     """Llama's attention with an MLP of experts in every layer (Mixtral, Qwen3-MoE)."""
 
     def shape(config: Config, architecture: str) -> ModelShape:
@@ -115,18 +113,20 @@ def experts(
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         size = config.get("head_dim") or hidden // heads
         query, keys = heads * size, (config.get("num_key_value_heads") or heads) * size
-        number_of, visited = config[number], config["num_experts_per_tok"]
+        visited = config["num_experts_per_tok"]
+        # transformers has renamed the key; published configs have either.
+        number = config["num_experts" if "num_experts" in config else "num_local_experts"]
         biased = bool(qkv_bias and config.get(qkv_bias, False))
         block = Block(
             layers=config["num_hidden_layers"],
             matrices=(
                 *projections(hidden, query, keys),
-                Matrix("router", hidden, number_of),
-                *_gated_mlp(hidden, config[width], number_of, "expert_"),
+                Matrix("router", hidden, number),
+                *_gated_mlp(hidden, config[width], number, "expert_"),
             ),
             vectors=2 * hidden + 2 * size * normed + biased * (query + 2 * keys + hidden),
             attention=Attention(heads, query, keys, keys, query, normed=normed, cached=2 * keys),
-            mlp=Mlp(config[width], True, str(config.get("hidden_act", "silu")), number_of, visited),
+            mlp=Mlp(config[width], True, str(config.get("hidden_act", "silu")), number, visited),
             norm="rms",
         )
         return _decoder(config, architecture, (block,), tied=False)
@@ -153,7 +153,7 @@ def deepseek_v3(config: Config, architecture: str) -> ModelShape:
         Matrix("kv_b", latent, heads * (plain + value)),
         Matrix("o", heads * value, hidden),
     )
-    attention = Attention(heads, query, query, heads * value, heads * value, cached=latent + rope)
+    attention = Attention(heads, query, query, heads * value, heads * value, latent=True, cached=latent + rope)
     vectors = 2 * hidden + (query_latent or 0) + latent
     dense, width = config["intermediate_size"], config["moe_intermediate_size"]
     routed, shared = config["n_routed_experts"], config["n_shared_experts"]

@@ -23,7 +23,7 @@ def shape_of(source: Config | Path | str, architecture: str | None = None) -> Mo
     family isn't known, or the config lacks what its family needs.
     """
     config = source if isinstance(source, Mapping) else _read(Path(source))
-    kind = config.get("model_type")
+    kind = str(config.get("model_type", ""))
     if kind not in FAMILIES:
         raise ConfigError(
             f"model_type {kind!r} isn't one whose memory stoker knows by formula ({', '.join(sorted(FAMILIES))}): "
@@ -77,10 +77,10 @@ FAMILIES: Mapping[str, Callable[[Config, str], ModelShape]] = {
     "gpt2": gpt2,
     "llama": gated(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": gated(),
-    "mixtral": experts(width="intermediate_size", number="num_local_experts"),
+    "mixtral": experts(width="intermediate_size"),
     "qwen2": gated(qkv_bias=True),
     "qwen3": gated(qkv_bias="attention_bias", out_bias="attention_bias", normed=True, head_dim=128),
-    "qwen3_moe": experts(width="moe_intermediate_size", number="num_experts", normed=True, qkv_bias="attention_bias"),
+    "qwen3_moe": experts(width="moe_intermediate_size", normed=True, qkv_bias="attention_bias"),
     "roberta": bert,
     "smollm3": gated(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias", tied=True),
 }

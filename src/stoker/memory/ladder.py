@@ -71,6 +71,14 @@ def _mixed(shape: ModelShape, setup: Setup) -> Setup | None:
     return replace(setup, precision="autocast") if setup.precision == "fp32" else None
 
 
+def _freed(shape: ModelShape, setup: Setup) -> Setup | None:
+    kept = setup.loss == "cross_entropy, outputs kept"
+    stepping = "fused" if setup.optimizer == "adamw" and setup.stepping in ("loop", "foreach") else setup.stepping
+    if not kept and stepping == setup.stepping:
+        return None
+    return replace(setup, stepping=stepping, loss="cross_entropy" if kept else setup.loss)
+
+
 def _chunked(shape: ModelShape, setup: Setup) -> Setup | None:
     fits = setup.logits_chunk or shape.logits < shape.hidden or setup.examples * setup.tokens <= CHUNK
     return None if fits or not setup.trains else replace(setup, logits_chunk=CHUNK)
@@ -113,9 +121,9 @@ def _fragmentation(found: Breakdown, setup: Setup, room: float) -> Lever:
         found.expected,
         found.most_examples(room),
         "nothing, or a restart",
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; torch.cuda.empty_cache() once after a peak that doesn't "
-        "come again (an evaluation); a fresh process. Compare torch.cuda.memory_reserved() with memory_allocated(): "
-        "their difference is what this can give",
+        "on CUDA PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, torch.cuda.empty_cache() once after a peak that "
+        "doesn't come again (an evaluation), or a fresh process: memory_reserved() less memory_allocated() is what "
+        "they can give; on a CPU with glibc MALLOC_MMAP_THRESHOLD_=1048576",
         setup,
     )
 
@@ -127,6 +135,12 @@ _LADDER: tuple[tuple[str, Change, str, str], ...] = (
         "rounding to 16 bit in the layers; on most devices it is faster. Of activations and logits it saves near half; "
         "weights, gradients and states stay at 16 bytes a parameter with AdamW",
         "torch.autocast(device, torch.bfloat16) around the forward pass",
+    ),
+    (
+        "freeing temporaries",
+        _freed,
+        "nothing",
+        "AdamW(fused=True); optimizer.zero_grad(set_to_none=True), its default; keep loss.item(), not the outputs",
     ),
     ("flash attention", _flash, "nothing", "attn_implementation='sdpa', or F.scaled_dot_product_attention"),
     (
@@ -151,7 +165,8 @@ _LADDER: tuple[tuple[str, Change, str, str], ...] = (
         "checkpointing",
         _checkpointed,
         "every layer's forward pass again: about 30 % more time",
-        "model.gradient_checkpointing_enable(), or torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",
+        "model.activation_checkpointing_enable() of transformers, or torch.utils.checkpoint.checkpoint(layer, x, "
+        "use_reentrant=False)",
     ),
     ("8-bit optimizer", _eight_bit, "moments rounded in blocks", "bitsandbytes.optim.AdamW8bit"),
     (

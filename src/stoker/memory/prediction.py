@@ -11,7 +11,7 @@ from stoker.memory.states import States, states_of
 
 __all__ = ["predict", "state_rows", "together"]
 
-LOSS, BEGINS, ENDS, STEP = MOMENTS
+LOSS, BEGINS, ENDS, TABLES, STEP = MOMENTS
 FORWARD = (LOSS,)
 BACKWARD = (BEGINS, ENDS)
 
@@ -29,7 +29,7 @@ def predict(shape: ModelShape, setup: Setup, margin: Margin | None = None) -> Br
         *(_trained(shape, setup) if setup.trains else _scored(shape, setup)),
         *_cache(shape, setup),
     ]
-    return Breakdown(f"{shape.name}, {_words(setup)}", setup.examples, tuple(rows), margin or Margin())
+    return Breakdown(f"{shape.name}, {_words(setup)}", setup.examples, tuple(rows), _margin(margin, setup))
 
 
 def together(roles: Mapping[str, tuple[ModelShape, Setup]], margin: Margin | None = None) -> Breakdown:
@@ -49,7 +49,12 @@ def together(roles: Mapping[str, tuple[ModelShape, Setup]], margin: Margin | Non
         for row in one.rows
         if role == largest or _stays(row)
     ]
-    return Breakdown(" + ".join(roles), found[largest].examples, tuple(rows), margin or Margin())
+    name, at_work = " + ".join(roles), roles[largest][1]
+    return Breakdown(name, found[largest].examples, tuple(rows), _margin(margin, at_work))
+
+
+def _margin(margin: Margin | None, setup: Setup) -> Margin:
+    return (margin or Margin()).resolved(setup.checkpointing)
 
 
 def state_rows(states: States, setup: Setup) -> list[Row]:
@@ -59,13 +64,16 @@ def state_rows(states: States, setup: Setup) -> list[Row]:
         Row("context", setup.context, note="before anything is in memory" if setup.context else ""),
         Row("weights", states.weights),
         Row("optimizer states", states.optimizer, host=setup.offload, note="offloaded" if setup.offload else ""),
-        Row("gradients", states.gradients, MOMENTS if resting else (ENDS, STEP)),
+        Row("gradients", states.gradients, MOMENTS if resting else (TABLES, STEP)),
     ]
     if not resting:
-        rows.append(Row("head's gradient", states.head_gradient, (BEGINS,), note="the first to be made"))
+        rows += [
+            Row("head's gradient", states.head_gradient, (BEGINS,), note="the first to be made"),
+            Row("gradients but the input tables'", states.gradients - states.input_gradient, (ENDS,)),
+        ]
     return [
         *rows,
-        Row("second gradient of the tied table", states.table_gradient, (ENDS,)),
+        Row("second gradient of the tied table", states.table_gradient, (TABLES,)),
         Row("16-bit copies of weights", states.cast, (LOSS, BEGINS), note="made by autocast"),
         Row("gathered layers", states.gathered, (LOSS, *BACKWARD), note="two whole ones at a time"),
         Row("optimizer's temporaries", 0 if setup.offload else states.stepping, (STEP,), note=setup.stepping),

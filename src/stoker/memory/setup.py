@@ -87,13 +87,15 @@ class Loss:
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": Loss({2: 4, 4: 4}, {2: 12, 4: 12}),
     "cross_entropy, outputs kept": Loss({2: 6, 4: 8}, {2: 14, 4: 16}),
+    "cross_entropy, own precision": Loss({2: 2, 4: 4}, {2: 6, 4: 12}),
     "log_softmax": Loss({2: 2, 4: 4}, {2: 8, 4: 12}),
     "logsumexp": Loss({2: 4, 4: 4}, {2: 16, 4: 16}),
     "logsumexp, entropy": Loss({2: 8, 4: 8}, {2: 20, 4: 20}),
     "none": Loss({2: 0, 4: 0}, {2: 0, 4: 0}),
 }
-"""`cross_entropy` is transformers' own loss, in fp32; its outputs (logits included) may be kept beside it.
-`log_softmax`: of logits in their own precision, then gather. `logsumexp`: in fp32, then gather."""
+"""`cross_entropy` is transformers' own loss, in fp32; its outputs (logits included) may be kept beside it; BERT's is in
+the logits' own precision. `log_softmax`: likewise in their own, then gather. `logsumexp`: in fp32, then gather.
+"""
 
 UNGRADED: Mapping[int, float] = {2: 4, 4: 10}
 """Bytes of each logit at most where log-probs are computed without gradients."""
@@ -111,8 +113,10 @@ class Setup:
     """A key of PRECISIONS."""
     optimizer: str = "adamw"
     """A key of OPTIMIZERS."""
-    stepping: Literal["loop", "foreach", "fused"] = "foreach"
-    """How the optimizer goes through its tensors; PyTorch takes foreach on GPUs and a loop on CPUs."""
+    stepping: Literal["loop", "foreach", "fused", "in backward"] = "foreach"
+    """How the optimizer goes through its tensors; PyTorch takes foreach on GPUs and a loop on CPUs. "in backward": each
+    tensor is stepped as soon as it has its gradient, which is then dropped.
+    """
     checkpointing: bool = False
     """Each layer keeps its input alone and is computed again in the backward pass."""
     attention: Literal["flash", "eager"] = "flash"
@@ -162,6 +166,8 @@ class Setup:
         for field in ("lora_rank", "logits_chunk", "cache_tokens", "context"):
             if getattr(self, field) < 0:
                 raise ConfigError(f"memory set-up: {field} = {getattr(self, field)} is negative")
+        if self.accumulating and self.stepping == "in backward":
+            raise ConfigError("memory set-up: a step in the backward pass leaves no gradients to accumulate")
         if self.sharding != "none" and self.ranks == 1:
             raise ConfigError(f"memory set-up: sharding = '{self.sharding}' needs ranks above 1")
 

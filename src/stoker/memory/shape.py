@@ -43,6 +43,8 @@ class Attention:
     """Queries and keys are normalised per head."""
     rotary: bool = True
     softcap: bool = False
+    latent: bool = False
+    """Keys and values are computed from a latent (MLA)."""
     cached: int = 0
     """Elements that a token adds to the cache: keys and values, or the latent of MLA."""
 
@@ -104,6 +106,8 @@ class Weights:
     """Of the largest single tensor that is trained: an optimizer's loop makes temporaries of its size."""
     table: int
     """Of the table that is both embedding and head; 0 where they are two."""
+    input_tables: int
+    """Of input tables that are no head too (positions, or an untied embedding)."""
     head_table: int
     """Of the matrix onto the vocabulary, tied or not; 0: there is none."""
     layer: int
@@ -168,25 +172,36 @@ class ModelShape:
         """Counts for `states`. `lora_rank` 0: every parameter is trained."""
         table = self.hidden * self.vocabulary
         matrices = [matrix for block in self.blocks for matrix in block.matrices]
-        largest = max([table, *(matrix.parameters for matrix in matrices)])
-        if lora_rank:
-            largest = max(lora_rank * max(matrix.inputs, matrix.outputs) for matrix in matrices)
         on_vocabulary = self.logits == self.vocabulary
-        edges = sum(
-            block.layers * (block.vectors + sum(m.count * (m.inputs + m.outputs) for m in block.matrices))
-            for block in self.blocks
-        )
-        tables = (1 + (on_vocabulary and not self.tied)) * (self.hidden + self.vocabulary)
+        if lora_rank:
+            largest = lora_rank * max(max(matrix.inputs, matrix.outputs) for matrix in matrices)
+        else:
+            largest = max(table, *(matrix.parameters for matrix in matrices))
         return Weights(
             parameters=self.parameters,
             linear=self.linear,
             trained=self.adapters(lora_rank) if lora_rank else self.parameters,
             largest=largest,
             table=table if self.tied and on_vocabulary else 0,
+            input_tables=self.embeddings - (table if self.tied and on_vocabulary else 0),
             head_table=table if on_vocabulary else self.hidden * self.logits,
             layer=max(block.parameters for block in self.blocks),
-            factored=edges + tables,
+            factored=self._factored(lora_rank),
         )
+
+    def _factored(self, lora_rank: int) -> int:
+        def edges(matrix: Matrix) -> int:
+            if lora_rank:
+                return (2 * lora_rank + matrix.inputs + matrix.outputs) * ("expert" not in matrix.name)
+            return matrix.inputs + matrix.outputs
+
+        layers = sum(
+            block.layers
+            * (sum(matrix.count * edges(matrix) for matrix in block.matrices) + block.vectors * (not lora_rank))
+            for block in self.blocks
+        )
+        tables = 1 + (self.logits == self.vocabulary and not self.tied)
+        return layers + (0 if lora_rank else tables * (self.hidden + self.vocabulary))
 
     def cache_elements(self) -> int:
         """Elements of the key-value cache for each token."""

@@ -13,10 +13,10 @@
 
 from dataclasses import dataclass
 
-from stoker.memory.setup import OPTIMIZERS, QUANTISED, Setup
+from stoker.memory.setup import OPTIMIZERS, QUANTISED, Optimizer, Setup
 from stoker.memory.shape import Weights
 
-__all__ = ["States", "deepspeed_estimate", "states_of"]
+__all__ = ["States", "deepspeed_estimate", "moment_bytes", "states_of", "temporaries"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class States:
     """Weights of the layers that sharded training has whole at a time: the one at work and the next."""
     head_gradient: float
     """Part of `gradients`: the first that a backward pass makes."""
+    input_gradient: float
+    """Part of `gradients`: the last, of tables that are no head too."""
     table_gradient: float
     """A tied table has two gradients for a moment."""
     cast: float
@@ -41,43 +43,76 @@ class States:
 
 def states_of(weights: Weights, setup: Setup) -> States:
     """Bytes that one rank holds whatever the batch, in the steady state (from the second step on)."""
-    size, optimizer = setup.bytes_of, OPTIMIZERS[setup.optimizer]
-    stored = weights.parameters * size.weight
-    if setup.quantised:
-        stored = weights.unquantised * size.weight + weights.linear * QUANTISED[setup.quantised]
-    gradient = size.gradient
-    moment, master = size.moment, size.master
+    size = setup.bytes_of
     trained = weights.trained if setup.trains else 0
-    if setup.lora_rank:
-        # Adapters beside a 16-bit base are fp32, and are their own master (peft's `autocast_adapter_dtype`).
-        gradient, moment, master = 4, 4, 0
-        stored += trained * 4
-    matrices = min(weights.linear, trained) if not setup.lora_rank else trained
-    moments = optimizer.moments * trained
-    if optimizer.matrix_moments is not None:
-        moments = optimizer.matrix_moments * matrices + optimizer.moments * (trained - matrices)
-    if optimizer.factored:
-        moments = weights.factored
-    kept = moments * moment + optimizer.nbytes * trained + master * trained
-    temporaries = {
-        "loop": optimizer.temporaries * weights.largest,
-        # One of the two at a time: the second takes the first's place.
-        "foreach": (optimizer.temporaries + 1) // 2 * trained,
-        "fused": 0,
-    }[setup.stepping]
-    everything = setup.trains_all
+    # Adapters beside a 16-bit base are fp32, and are their own master (peft's `autocast_adapter_dtype`).
+    gradient = 4 if setup.lora_rank else size.gradient
+    waiting = min(trained, weights.largest) if setup.stepping == "in backward" else trained
     stage = ("none", "zero1", "zero2", "zero3").index(setup.sharding)
-    states, gradients, whole = (setup.ranks if stage >= least else 1 for least in (1, 2, 3))
+    share = [1 / setup.ranks if stage >= least else 1.0 for least in (1, 2, 3)]
     return States(
-        weights=stored / whole,
-        gradients=trained * gradient / gradients,
-        optimizer=kept / states,
-        stepping=temporaries * (4 if master or setup.lora_rank else size.moment) / states,
+        weights=_stored(weights, setup) * share[2],
+        gradients=waiting * gradient * share[1],
+        optimizer=_optimizer(weights, setup) * share[0],
+        stepping=_temporaries(weights, setup) * share[0],
         gathered=2 * weights.layer * size.compute if setup.sharding == "zero3" else 0,
-        head_gradient=weights.head_table * gradient * everything / gradients,
-        table_gradient=weights.table * gradient * everything,
-        cast=(weights.linear + weights.head_table) * size.compute if size.autocast else 0,
+        head_gradient=weights.head_table * gradient * setup.trains_all * share[1],
+        input_gradient=weights.input_tables * gradient * setup.trains_all * (waiting == trained) * share[1],
+        table_gradient=weights.table * gradient * setup.trains_all,
+        # Layers that are computed again let go of theirs until then.
+        cast=((weights.layer if setup.checkpointing else weights.linear) + weights.head_table) * size.compute
+        if size.autocast
+        else 0,
     )
+
+
+def moment_bytes(optimizer: str, trained: int, matrices: int, factored: int, element: float) -> float:
+    """Bytes of an optimizer's moments.
+
+    `optimizer`: a key of OPTIMIZERS; `trained` parameters, `matrices` of them in matrices; `factored`: rows and columns
+    of the matrices and elements of the rest; `element`: bytes of one.
+    """
+    kind = OPTIMIZERS[optimizer]
+    moments = kind.moments * trained
+    if kind.matrix_moments is not None:
+        moments = kind.matrix_moments * matrices + kind.moments * (trained - matrices)
+    if kind.factored:
+        moments = factored
+    return moments * element + kind.nbytes * trained
+
+
+def _stored(weights: Weights, setup: Setup) -> float:
+    size = setup.bytes_of.weight
+    base: float = weights.parameters * size
+    if setup.quantised:
+        base = weights.unquantised * size + weights.linear * QUANTISED[setup.quantised]
+    return base + (weights.trained * 4 if setup.lora_rank else 0)
+
+
+def _optimizer(weights: Weights, setup: Setup) -> float:
+    size, trained = setup.bytes_of, weights.trained
+    if not setup.trains:
+        return 0.0
+    if setup.lora_rank:
+        return moment_bytes(setup.optimizer, trained, matrices=trained, factored=weights.factored, element=4)
+    moments = moment_bytes(setup.optimizer, trained, weights.linear, weights.factored, size.moment)
+    return moments + size.master * trained
+
+
+def temporaries(optimizer: Optimizer, stepping: str, largest: int, trained: int) -> int:
+    """Elements that a step makes and drops. `largest`: of the largest trained tensor."""
+    if stepping == "fused":
+        return 0
+    if stepping == "foreach":
+        # Of all tensors, but the second in place of the first.
+        return (optimizer.temporaries + 1) // 2 * trained
+    return optimizer.temporaries * largest
+
+
+def _temporaries(weights: Weights, setup: Setup) -> float:
+    moment = 4 if setup.lora_rank else setup.bytes_of.moment
+    trained = weights.trained if setup.trains else 0
+    return temporaries(OPTIMIZERS[setup.optimizer], setup.stepping, weights.largest, trained) * moment
 
 
 def deepspeed_estimate(parameters: int, ranks: int, stage: int, largest_layer: int = 0) -> float:

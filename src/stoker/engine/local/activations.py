@@ -8,7 +8,7 @@ S lines, L the longest line, H hidden size.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from stoker.batch.saved import SavedTensors
 from stoker.engine.local.critic import Critic
 from stoker.engine.local.forward import ScoringModel
 from stoker.engine.local.layout import Line, Microbatch, collate
@@ -162,13 +162,10 @@ def _measure(
     found = {}
     for length in (long // 2, long):
         micro = _line(length, answers, config.vocab_size, model.device)
-        with torch.enable_grad(), _Scales(model, layers) as scales:
-            scorer(micro)
-        found[length] = scales
-    kept, inputs = ({length: getattr(s, name) for length, s in found.items()} for name in ("kept", "inputs"))
+        found[length] = _scales(model, layers, partial(scorer, micro))
     return {
-        layer: Cost(*(Bytes.through({n: of[n].get(layer, 0) for n in found}) for of in (kept, inputs)))
-        for layer in found[long].inputs
+        layer: Cost(*(Bytes.through({n: parts[part].get(layer, 0) for n, parts in found.items()}) for part in (0, 1)))
+        for layer in found[long][1]
     }
 
 
@@ -183,58 +180,30 @@ def _line(length: int, answers: int, vocabulary: int, device: torch.device) -> M
     return collate(rows, [Line(tuple(range(answers)), length)], device)
 
 
-class _Scales:
-    """Counts, while open, the bytes that each layer's forward keeps for the backward pass, and those of its input.
+def _scales(
+    model: nn.Module, layers: list[nn.Module], forward: Callable[[], Any]
+) -> tuple[dict[nn.Module, int], dict[nn.Module, int]]:
+    """The bytes that each layer keeps of a forward pass, and those of its input, layers in the order in which they run.
 
-    A storage counts once, for the layer that keeps it first. Weights don't count, nor what all layers are given (mask,
-    positions): recomputing doesn't free it.
+    Weights don't count, nor what all layers are given (mask, positions): recomputing doesn't free it.
     """
+    inputs: dict[nn.Module, int] = {}
 
-    def __init__(self, model: nn.Module, layers: list[nn.Module]) -> None:
-        self.kept: dict[nn.Module, int] = {}
-        self.inputs: dict[nn.Module, int] = {}
-        self._layers = layers
-        self._current: nn.Module | None = None
-        # Held, so that no address is used twice.
-        self._seen: dict[int, torch.UntypedStorage] = {}
-        for weight in chain(model.parameters(), model.buffers()):
-            self._see(weight)
-        self._saving = saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-
-    def __enter__(self) -> "_Scales":
-        for layer in self._layers:
-            self._handles += [
-                layer.register_forward_pre_hook(self._enter, with_kwargs=True),
-                layer.register_forward_hook(self._leave),
-            ]
-        self._saving.__enter__()
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self._saving.__exit__(*failure)
-        for handle in self._handles:
-            handle.remove()
-        self._seen.clear()
-
-    def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._current = layer
+    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden, *others = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-        self.inputs[layer] = self.inputs.get(layer, 0) + hidden.nbytes
-        for tensor in others:
-            self._see(tensor)
+        inputs[layer] = inputs.get(layer, 0) + hidden.nbytes
+        saved.give(others)
 
-    def _leave(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._current = None
-
-    def _keep(self, tensor: Tensor) -> Tensor:
-        if self._current is not None and self._see(tensor):
-            self.kept[self._current] = self.kept.get(self._current, 0) + tensor.untyped_storage().nbytes()
-        return tensor
-
-    def _see(self, tensor: Tensor) -> bool:
-        """True the first time that a tensor of this storage comes."""
-        storage = tensor.untyped_storage()
-        new = storage.data_ptr() not in self._seen
-        self._seen[storage.data_ptr()] = storage
-        return new
+    handles = [layer.register_forward_pre_hook(enter, with_kwargs=True) for layer in layers]
+    try:
+        with (
+            torch.enable_grad(),
+            SavedTensors({layer: layer for layer in layers}, chain(model.parameters(), model.buffers())) as saved,
+        ):
+            scores = forward()
+            kept = saved.count()
+            del scores  # until here its graph holds what is counted
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {layer: kept.get(layer, 0) for layer in layers}, inputs
