@@ -26,9 +26,9 @@ from bench.engine import Engine, random_model, rows_of, timed
 from bench.gpu_tables import QWEN3, data_sheet_flops, markdown
 from bench.roofline import Answer, Limits, Sequences, cache_elements
 from stoker.batch.out_of_memory import is_out_of_memory
+from stoker.batch.speed import copy_bandwidth, matmul_peak
 from stoker.engine.counting import model_work, rows_flops
 from stoker.engine.local.dtype import fastest_dtype
-from stoker.engine.local.speed import copy_bandwidth, matmul_peak
 from stoker.errors import RunError
 from stoker.record.memory import peak_resident_bytes
 from stoker.rl.types import TrainRow

@@ -18,11 +18,11 @@ import torch
 from bench.common import ROOT, finish
 from bench.engine import Engine, random_model, rows_of, timed
 from bench.roofline import Answer, Limits, Sequences, cache_elements, exponent
+from stoker.batch.speed import copy_bandwidth, matmul_peak, matmul_rate
 from stoker.config import schema
 from stoker.engine.counting import model_work, rows_flops, samples_flops
 from stoker.engine.local.dtype import fastest_dtype
 from stoker.engine.local.load import load_model, pick_device
-from stoker.engine.local.speed import copy_bandwidth, matmul_peak, matmul_rate
 from stoker.engine.operators import executed_flops
 from stoker.engine.profiling import events_of, torch_profiler
 from stoker.rl.types import Sample

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from stoker.batch.ranges import remarks
 from stoker.config.algorithm import same_as_other
 from stoker.config.schema import RunConfig
 
@@ -11,8 +12,6 @@ FEW_PROMPTS, VERY_FEW_PROMPTS = 16, 8
 FEW_SAMPLES = 4
 MANY_EPOCHS = 4
 WARMUP = (0.02, 0.05)
-FINE_TUNING_EXAMPLES = (16, 32)
-"""Usual global batch of supervised fine-tuning, in sequences; more than 4x outside is worth a word."""
 SPARSE_REWARD_LAMBDA = (0.95, 0.98)
 LORA_RATE = 10.0
 """Adapters stand about ten times the learning rate of all weights, nearly whatever the rank, where alpha is a constant
@@ -86,12 +85,9 @@ def _update(config: RunConfig) -> Iterator[str]:
             f"{config.sampling.samples_per_prompt} keeps them together"
         )
     warm = config.warm_start
-    low, high = FINE_TUNING_EXAMPLES
-    if warm.updates and not config.model.from_scratch and not low / 4 <= warm.examples_per_update <= high * 4:
-        yield (
-            f"warm_start.examples_per_update = {warm.examples_per_update}: more than 4x outside the {low} to {high} "
-            "sequences usual for fine-tuning; if it is meant, let warm_start.learning_rate follow"
-        )
+    if warm.updates and not config.model.from_scratch:
+        for remark in remarks("finetuning", all_devices=warm.examples_per_update):
+            yield f"warm_start.examples_per_update = {warm.examples_per_update}: {remark}"
 
 
 def _algorithm(config: RunConfig) -> Iterator[str]:

@@ -4,7 +4,7 @@ A plain PyTorch loop is a `Target`: its model, optimizer, batch maker and loss. 
 size (a reinforcement-learning run, say) is a `Workload`. Trials in a process of their own make theirs by a `Maker`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker import dotted
+from stoker.batch.loading import LoaderOptions
 from stoker.errors import ConfigError
 
 __all__ = ["Maker", "Target", "Workload"]
@@ -49,14 +50,22 @@ class Target:
     unit: str = "examples"
     most: int | None = None
     """Examples in the data set, where it is known: no larger batch is an answer."""
+    load: Callable[[int, LoaderOptions], Iterable[Any]] | None = None
+    """`load(size, options)` gives one epoch of real batches, `size` examples each (drop a smaller last one), loaded
+    as training does, with those options: usually `DataLoader(data, size, drop_last=True, **options.keywords())`. Its
+    batches are moved to the model's device. Without it nothing can be said about waiting for data."""
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     def step(self, size: int) -> None:
+        self.step_on(self.make_batch(size))
+
+    def step_on(self, batch: Any) -> None:
+        """The same on a batch that is there already."""
         self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.loss(self.model, self.make_batch(size)))
+        torch.autograd.backward(self.loss(self.model, batch))
         self.optimizer.step()
 
 

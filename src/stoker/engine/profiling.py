@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
 from stoker.batch.flops import Work
+from stoker.batch.speed import matmul_peak
 from stoker.engine.counting import CountingLearner, CountingSampler, WorkTally, model_work
-from stoker.engine.local.speed import matmul_peak
 from stoker.engine.operators import MARK, Event, by_phase, executed_flops
 from stoker.record.disk import write_json
 from stoker.rl.ports import Learner, Role, Sampler

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["copy_bandwidth", "matmul_peak", "matmul_rate"]
+__all__ = ["copy_bandwidth", "matmul_peak", "matmul_rate", "synchronize"]
 
 SIDES = (256, 512, 1024, 2048, 4096, 8192)
 """Square products tried for the peak; the next size only where the last took less than `LONG` seconds."""
@@ -46,6 +46,12 @@ def copy_bandwidth(device: torch.device, seconds: float = 0.5, size: int = COPIE
     return 2 * size / _best_seconds(lambda: target.copy_(source), device, seconds)
 
 
+def synchronize(device: torch.device) -> None:
+    """Returns when the device has done what it was given."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def _best_seconds(work: Callable[[], object], device: torch.device, seconds: float) -> float:
     """Of one call: calls are timed in rounds of at least a hundredth of the budget, so that launches overlap."""
     work()
@@ -59,14 +65,9 @@ def _best_seconds(work: Callable[[], object], device: torch.device, seconds: flo
 
 
 def _timed(work: Callable[[], object], device: torch.device, calls: int) -> float:
-    _synchronize(device)
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(calls):
         work()
-    _synchronize(device)
+    synchronize(device)
     return time.perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

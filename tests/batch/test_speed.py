@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.engine.local import speed
+from stoker.batch import speed
 
 CPU = torch.device("cpu")
 

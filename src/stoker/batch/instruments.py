@@ -1,0 +1,111 @@
+"""What a measurement reads: a clock, the peak of memory, how busy the processor is; of a real device or a simulated."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from stoker.batch.speed import synchronize
+
+__all__ = ["Instruments", "instruments_of"]
+
+_CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """Functions without arguments; the defaults read nothing."""
+
+    clock: Callable[[], float]
+    """Seconds."""
+    synchronize: Callable[[], None] = _nothing
+    """Returns when the device has done what it was given."""
+    asynchronous: bool = False
+    """The host issues steps ahead of the device."""
+    busy: Callable[[], float] = time.process_time
+    """Processor seconds of this process, all threads."""
+    reset_peak: Callable[[], object] = _nothing
+    peak: Callable[[], int | None] = _nothing
+    """Bytes, the most since the last reset; None where it can't be read."""
+    utilisation: Callable[[], float | None] = _nothing
+    """The driver's, 0 to 1: the share of time in which any kernel ran, however small. Shown, never decided by."""
+    capacity: int | None = None
+    """Bytes that the device has for this process; None: not known."""
+    cores: int = 1
+    """That this process may use."""
+    survives: bool = True
+    """Running out of memory raises an error, instead of the system ending the process."""
+
+
+def instruments_of(device: torch.device) -> Instruments:
+    """The real ones. Peak memory: CUDA's allocator; on Linux the process's resident memory; elsewhere none."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return Instruments(
+            clock=time.perf_counter,
+            synchronize=lambda: synchronize(device),
+            asynchronous=True,
+            reset_peak=lambda: torch.cuda.reset_peak_memory_stats(device),
+            peak=lambda: torch.cuda.max_memory_allocated(device),
+            utilisation=lambda: _cuda_utilisation(device),
+            capacity=free + torch.cuda.memory_reserved(device),
+            cores=cores,
+        )
+    if device.type != "cpu":
+        return Instruments(
+            clock=time.perf_counter, synchronize=lambda: synchronize(device), asynchronous=True, cores=cores
+        )
+    resettable = _reset_resident()
+    return Instruments(
+        clock=time.perf_counter,
+        reset_peak=_reset_resident if resettable else _nothing,
+        peak=_peak_resident if resettable else _nothing,
+        capacity=_host_capacity(),
+        cores=cores,
+        survives=False,
+    )
+
+
+def _cuda_utilisation(device: torch.device) -> float | None:
+    try:
+        return torch.cuda.utilization(device) / 100
+    except (ModuleNotFoundError, RuntimeError):  # without nvidia-ml-py, or where the driver doesn't tell
+        return None
+
+
+def _reset_resident() -> bool:
+    """Starts Linux's high-water mark anew; False where there is none or it mayn't be."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak_resident() -> int | None:
+    if not _STATUS.is_file():
+        return None
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _host_capacity() -> int:
+    """What this process has and could still get: of the machine, or of its control group where that is less."""
+    own = psutil.Process().memory_info().rss
+    limits = [own + psutil.virtual_memory().available]
+    for path in _LIMITS:
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            limits.append(int(text))
+    return int(min(limits))

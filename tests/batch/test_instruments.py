@@ -1,0 +1,53 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stoker.batch import instruments
+from stoker.batch.instruments import Instruments, instruments_of
+
+CPU = torch.device("cpu")
+
+
+def test_the_defaults_read_nothing() -> None:
+    read = Instruments(clock=lambda: 1.0)
+    read.synchronize()
+    read.reset_peak()
+    assert (read.clock(), read.peak(), read.utilisation(), read.capacity) == (1.0, None, None, None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_the_peak_of_resident_memory_starts_anew() -> None:
+    read = instruments_of(CPU)
+    held = [torch.ones(64 << 20, dtype=torch.uint8)]
+    held.clear()
+    before = read.peak()
+    read.reset_peak()
+    after = read.peak()
+    if before is None or after is None:
+        pytest.skip("this system doesn't let a process reset its high-water mark")
+    assert before - after > 50 << 20
+    held = [torch.ones(64 << 20, dtype=torch.uint8)]
+    grown = read.peak()
+    assert grown is not None
+    assert grown - after > 50 << 20
+    held.clear()
+
+
+def test_where_the_mark_may_not_be_reset_no_peak_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruments, "_reset_resident", lambda: False)
+    assert instruments_of(CPU).peak() is None
+
+
+def test_capacity_is_the_control_groups_where_that_is_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "memory.max"
+    monkeypatch.setattr(instruments, "_LIMITS", (file,))
+    whole = instruments_of(CPU).capacity
+    file.write_text("12345\n")
+    assert instruments_of(CPU).capacity == 12345
+    file.write_text("max\n")
+    assert whole is not None
+    assert instruments_of(CPU).capacity == pytest.approx(whole, rel=0.2)
+    assert not instruments_of(CPU).survives
+    assert instruments_of(CPU).cores >= 1
