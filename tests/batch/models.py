@@ -53,13 +53,11 @@ def token_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def ragged(lengths: list[int], vocab: int = 17, seed: int = 0) -> dict[str, Tensor]:
-    """Texts of those lengths, padded to the longest with 0; labels ignore the padding and a prompt of 1."""
+    """Texts of those lengths, padded to the longest with 0; labels ignore the padding."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, vocab, (len(lengths), max(lengths)), generator=draw)
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    labels = ids.masked_fill(~real, IGNORED)
-    labels[:, 0] = IGNORED
-    return {"ids": ids * real, "labels": labels}
+    return {"ids": ids * real, "labels": ids.masked_fill(~real, IGNORED)}
 
 
 def transformer(seed: int = 0, dropout: float = 0.0) -> Setup:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stoker.batch import causes, layers, nest
 from stoker.batch.gradients import Gradient, Rig, combined, expected_draws, fit_weights, worst
@@ -135,8 +135,9 @@ def _rounding(case: Case, found: Diagnosis) -> None:
 
 def _weights(case: Case, found: Diagnosis) -> None:
     """Which weights make the parts the whole; where none do, which layers couple the examples."""
-    half, quarter = -(-case.size // 2), -(-case.size // 4)
-    cuts = sorted({0, half, min(half + quarter, case.size), case.size})
+    # Three uneven parts where there is enough for them, none of one example: some layers refuse that.
+    size = case.size
+    cuts = [0, -(-size // 2), -(-3 * size // 4), size] if size >= 8 else [0, size - min(size // 2, 2), size]
     found.parts = [list(range(start, stop)) for start, stop in pairwise(cuts)]
     if _weighed(case, found):
         return
@@ -172,7 +173,8 @@ def _weighed(case: Case, found: Diagnosis) -> bool:
     ways.append(("nothing (divided by their number)", "", [1 / len(batches)] * len(batches), None))
     for unit in units(case.batch):
         ways.append((unit.name, unit.code, _shares([unit.count(batch) for batch in batches]), unit.count))
-    found.alike = len(ways) > 3 and all(_shares(examples) == weights for _, code, weights, _ in ways if code)
+    texts = any(isinstance(leaf, Tensor) and leaf.ndim == 2 and not leaf.is_floating_point() for leaf in _leaves(case))
+    found.alike = texts and all(_shares(examples) == weights for _, code, weights, _ in ways if code)
     counts = []
     for name, code, weights, count in ways:
         if any(weighting.weights == tuple(weights) for weighting in found.weightings):
@@ -231,6 +233,10 @@ def loop_cause(case: Case, found: Diagnosis, loop: Callable[[nn.Module, Sequence
             "look for what changes parameters or gradients inside the window (a step, a clip by value)",
         )  # fmt: skip
     return causes.of_loop(found.right, weights, off)
+
+
+def _leaves(case: Case) -> list[Any]:
+    return list(nest.leaves(case.batch).values())
 
 
 def _shares(counts: Sequence[float]) -> list[float]:

@@ -23,6 +23,7 @@ those that give the whole. random draws: other masks for other splits, equal in 
 batch gives another gradient the next time. per-rank mean: right on one rank, but ranks are averaged as if all held
 equally many."""
 
+SHOWN = 3
 HEAD = ("micro-batches (examples)", "precision", "relative", "absolute", "furthest parameter", "corrected")
 
 
@@ -75,7 +76,7 @@ class Cause:
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.kind} in {self.place} ({_share(self.relative)}): {self.what}\n  Fix: {self.fix}"
+        return _together([self])
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Proof:
     tolerance: float
     """A larger relative difference is a fault."""
     weighed_by: str
+    weighed: tuple[int, ...]
+    """Examples of the micro-batches that ways to weigh were tried on."""
     weightings: tuple[Weighting, ...]
     trials: tuple[Trial, ...]
     causes: tuple[Cause, ...]
@@ -133,12 +136,32 @@ class Proof:
                 "",
                 *_table([HEAD, *(_row(trial) for trial in self.trials)]),
                 "",
-                f"Weighed by {self.weighed_by}. The same micro-batches weighed by:",
-                *(f"  {weighting.name}: {_share(weighting.relative)}" for weighting in self.weightings),
+                f"Weighed by {self.weighed_by}. {_sizes(self.weighed)} examples, weighed by:",
+                *(f"  {weighting.name}: {_share(weighting.relative)}" for weighting in self._telling()),
             ]
-        for number, cause in enumerate(self.causes, 1):
-            lines += ["", f"{number}. {cause}"]
+        for number, alike in enumerate(_grouped(self.causes), 1):
+            lines += ["", f"{number}. {_together(alike)}"]
         return "\n".join([*lines, *(f"\nNote: {note}" for note in self.notes)])
+
+    def _telling(self) -> list[Weighting]:
+        """What was given, the plain division by their number, and the nearest others."""
+        plain = [one for one in self.weightings if len(set(one.weights)) == 1 and sum(one.weights) < 1.5]
+        nearest = sorted(self.weightings, key=lambda one: one.relative)[:SHOWN]
+        return [one for one in self.weightings if one in (self.weightings[0], *plain, *nearest)]
+
+
+def _grouped(causes: Sequence[Cause]) -> list[list[Cause]]:
+    groups: dict[tuple[str, str], list[Cause]] = {}
+    for cause in causes:
+        groups.setdefault((cause.kind, cause.fix), []).append(cause)
+    return list(groups.values())
+
+
+def _together(alike: Sequence[Cause]) -> str:
+    """Causes of one kind with one fix: twelve layers with dropout are one paragraph."""
+    places = ", ".join(dict.fromkeys(cause.place for cause in alike))
+    whats = "; ".join(dict.fromkeys(cause.what for cause in alike))
+    return f"{alike[0].kind} in {places} ({_share(alike[0].relative)}): {whats}\n   Fix: {alike[0].fix}"
 
 
 def _row(trial: Trial) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from stoker.batch.accumulate import accumulate
 from stoker.batch.causes import LOOP
 from stoker.batch.diagnose import Case, Diagnosis, diagnose, loop_cause
 from stoker.batch.gradients import Gap, Rig, expected_draws, gaps, in_double, untouched
+from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.batch.proof import Cause, Proof, Split, Trial
 from stoker.batch.ranks import launch
 from stoker.batch.target import Maker, Target
@@ -66,14 +67,15 @@ def prove(
         with in_double(made.model) if double else nullcontext():
             case = _case(made, nest.cast(batch, torch.float64) if double else batch, size, double)
             found = diagnose(case)
-            trials, causes = _trials(case, found, sizes) if found.conclusive else ([], list(found.causes))
+            trials, causes = _trials(case, found, sizes, notes) if found.conclusive else ([], list(found.causes))
+        run = sorted({max(trial.split.ranks[0]) for trial in trials}, reverse=True)
         for number in sorted(set(ranks) - {1}) if found.conclusive and isinstance(target, Maker) else []:
-            more = _over_ranks(target, made, batch, case, found, sizes, number, deadline_s)
+            more = _over_ranks(target, made, batch, case, found, run, number, deadline_s)
             trials += [trial for trial, _ in more]
             causes += _rank_causes(more, found, causes)
         own = _dtype(made.model)
         if double and own != torch.float64 and found.conclusive:
-            trials += _own_precision(made, batch, size, found, sizes)
+            trials += _own_precision(made, batch, size, found, run)
     return _proof(case, found, trials, causes, notes)
 
 
@@ -135,26 +137,34 @@ def _rows(size: int, microbatch: int) -> list[list[int]]:
     return [list(range(size))[start : start + microbatch] for start in range(0, size, microbatch)]
 
 
-def _trials(case: Case, found: Diagnosis, sizes: Sequence[int]) -> tuple[list[Trial], list[Cause]]:
-    """Every split on one rank, and all causes up to here."""
+def _trials(
+    case: Case, found: Diagnosis, sizes: Sequence[int], notes: list[str]
+) -> tuple[list[Trial], list[Cause]]:
+    """Every split on one rank that runs, and all causes up to here."""
     loop, better = _given(case), _corrected(case, found)
     trials = []
     with expected_draws(case.target.model):
         for microbatch in sizes:
             rows = _rows(case.size, microbatch)
             parts = [case.part(part) for part in rows]
-            apart = gaps(case.rig.after(loop, parts), found.whole)
+            split = Split((tuple(len(part) for part in rows),))
+            try:
+                apart = gaps(case.rig.after(loop, parts), found.whole)
+            except (RuntimeError, ValueError) as error:
+                if is_out_of_memory(error) or microbatch > 1:
+                    raise
+                notes.append(f"{split} was not run: single examples are refused ({error})")
+                continue
             corrected: Gap | None = None
             if better is not None and apart[0].relative > found.tolerance:
                 corrected = gaps(case.rig.after(better, parts), found.whole)[0]
-            split = Split((tuple(len(part) for part in rows),))
             trials.append(Trial(split, _precision(case), apart, corrected))
     causes = list(found.causes)
     if case.target.accumulate is not None and (cause := loop_cause(case, found, loop)) is not None:
         causes.append(cause)
-    off = max(trials, key=lambda trial: trial.gaps[0].relative)
-    if off.gaps[0].relative > found.tolerance and not [c for c in causes if c.kind != "random draws"]:
-        causes.append(_unexplained(off))
+    off = max(trials, key=lambda trial: trial.gaps[0].relative, default=None)
+    if off is not None and off.gaps[0].relative > found.tolerance and not [c for c in causes if c.kind != "random
+    draws"]: causes.append(_unexplained(off))
     return trials, causes
 
 
@@ -281,6 +291,7 @@ def _proof(case: Case, found: Diagnosis, trials: list[Trial], causes: list[Cause
         rounding=found.rounding,
         tolerance=found.tolerance,
         weighed_by=by,
+        weighed=tuple(len(rows) for rows in found.parts),
         weightings=tuple(found.weightings),
         trials=tuple(trials),
         causes=tuple(causes),

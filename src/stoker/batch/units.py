@@ -30,7 +30,8 @@ def units(batch: Any) -> list[Unit]:
     """Of tensors with a dim beside the examples': labels that aren't ignored, values that aren't padding, weights, and
     all of them; with and without the first place, which a causal loss never predicts. Of vectors: lengths.
     """
-    return [unit for path, leaf in nest.leaves(batch).items() if isinstance(leaf, Tensor) for unit in _of(path, leaf)]
+    found = [unit for path, leaf in nest.leaves(batch).items() if isinstance(leaf, Tensor) for unit in _of(path, leaf)]
+    return sorted(found, key=lambda unit: str(IGNORED) not in unit.code)  # who ignores labels means the others to count
 
 
 def _of(path: str, leaf: Tensor) -> Iterator[Unit]:
@@ -53,7 +54,9 @@ def _counts(leaf: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]
         yield "the weights in {}", "{}.sum()", lambda t: t.sum()
         yield "values of {} that aren't 0", "({} != 0).sum()", lambda t: (t != 0).sum()
         return
-    for ignored in dict.fromkeys((IGNORED, 0, _padding(leaf))):
+    padding, times = Counter(leaf[:, -1].tolist() if leaf.shape[1] else [0]).most_common(1)[0]
+    likely = [padding] if 2 * times >= len(leaf) > 1 < times else []  # what at least half of the texts end with
+    for ignored in dict.fromkeys((IGNORED, 0, *likely)):
         if bool((leaf == ignored).any()):
             what = "labels" if ignored == IGNORED else "values"
             yield (
@@ -61,11 +64,6 @@ def _counts(leaf: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]
                 f"({{}} != {ignored}).sum()",
                 lambda t, ignored=ignored: (t != ignored).sum(),
             )
-
-
-def _padding(leaf: Tensor) -> int:
-    """What most texts end with."""
-    return int(Counter(leaf[:, -1].tolist() if leaf.shape[1] else [0]).most_common(1)[0][0])
 
 
 def _unit(path: str, columns: str, name: str, code: str, count: Callable[[Tensor], Tensor]) -> Unit:
