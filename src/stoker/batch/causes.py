@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stoker.batch.layers import MODEL
-from stoker.batch.proof import Cause, Weighting
+from stoker.batch.proof import Cause, Trial, Weighting
 
-__all__ = ["LOOP", "LOSS", "of_coupling", "of_draws", "of_loop", "of_state", "of_weights"]
+__all__ = ["LOOP", "LOSS", "of_coupling", "of_draws", "of_loop", "of_state", "of_unknown", "of_weights"]
 
 LOSS = "the loss"
 LOOP = "the loop"
@@ -115,3 +115,15 @@ def of_draws(model: nn.Module, place: str, off: float) -> Cause:
 
 def _module(model: nn.Module, place: str) -> nn.Module:
     return model if place == MODEL else model.get_submodule(place)
+
+
+def of_unknown(trial: Trial) -> Cause:
+    """A split that is off, though everything that was looked at is right."""
+    return Cause(
+        "unknown",
+        LOOP,
+        trial.gaps[0].relative,
+        f"the split {trial.split} is off at {trial.gaps[0].parameter}, though the loss, its layers and its weights "
+        "are right",
+        "look for what the loop does between micro-batches, and for what differs between ranks",
+    )

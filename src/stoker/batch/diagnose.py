@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from stoker.batch import causes, layers, nest
+from stoker.batch.accumulate import accumulate
 from stoker.batch.gradients import Gradient, Rig, combined, expected_draws, fit_weights, worst
 from stoker.batch.proof import Cause, Weighting
 from stoker.batch.target import Target
 from stoker.batch.units import units
 
-__all__ = ["Case", "Diagnosis", "diagnose", "loop_cause"]
+__all__ = ["Case", "Diagnosis", "corrected", "diagnose", "dtype_of", "loop_cause"]
 
 EXACT = 1e-10
 """Largest relative difference between equal gradients in fp64."""
@@ -52,6 +53,15 @@ class Case:
     def part(self, rows: Sequence[int]) -> Any:
         """The batch of those examples."""
         return (self.target.take or nest.take)(self.batch, rows)
+
+    def rows(self, microbatch: int) -> list[list[int]]:
+        """The places of the examples of micro-batches of that many; the last holds what is left."""
+        return [list(range(self.size))[start : start + microbatch] for start in range(0, self.size, microbatch)]
+
+    @property
+    def precision(self) -> str:
+        """What it computes in, as a report says it."""
+        return "float64" if self.double else str(dtype_of(self.target.model)).removeprefix("torch.")
 
     def forward(self, rows: Sequence[int] | None, seed: int = 0, reset: bool = True) -> Callable[[], object]:
         """Runs the loss on some examples, all by default, with the start given."""
@@ -215,6 +225,23 @@ def _fitted(case: Case, found: Diagnosis) -> bool:
         )
     )
     return True
+
+
+def corrected(case: Case, found: Diagnosis) -> Callable[[nn.Module, Sequence[Any]], object] | None:
+    """The loop with the weights that were found; None where none were."""
+    if found.right is None or found.right.name == "fitted weights":
+        return None
+    count, loss = found.count, case.target.loss
+    if count is None:
+        if found.right.weights[0] != 1.0:
+            return None
+        return lambda model, parts: accumulate(model, loss, parts, reduction="sum")
+    return lambda model, parts: accumulate(model, loss, parts, count=count)
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """Of its first floating parameter."""
+    return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
 
 
 def loop_cause(case: Case, found: Diagnosis, loop: Callable[[nn.Module, Sequence[Any]], object]) -> Cause | None:

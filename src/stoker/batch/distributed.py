@@ -93,7 +93,8 @@ class Distributed:
 
     def amortised(self, ranks: int) -> tuple[tuple[int, float], ...]:
         """(micro-batches per update, predicted share of the exchange): measured work, a line through it, plus the
-        predicted all-reduce. An upper bound, as the exchange may hide behind the backward."""
+        predicted all-reduce. An upper bound, as the exchange may hide behind the backward.
+        """
         exchange = next(one for one in self.exchanges if one.ranks == ranks)
         points = [point for point in self.points if point.scope.data_parallel_ranks == ranks]
         fixed, each = _line([(p.scope.microbatches_per_update, p.without_exchange_s) for p in points])
@@ -223,8 +224,8 @@ def fit_link(probes: Sequence[tuple[int, float]], ranks: int) -> tuple[float, fl
     if latency < 0:  # noise: a link without latency then, at the bandwidth that fits best
         latency, inverse = 0.0, float(rows[:, 0].sum() / (rows[:, 0] ** 2).sum())
     elif inverse <= 0:
-        raise ConfigError("the probes of the link take no longer for more bytes: measure on a machine with less going
-        on") return 1 / float(inverse), float(latency)
+        raise ConfigError("the link's probes take no longer for more bytes: measure on a machine with less going on")
+    return 1 / float(inverse), float(latency)
 
 
 def _points(answers: Sequence[Mapping[str, Any]], size: int, ranks: int) -> list[Point]:

@@ -95,7 +95,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = _buffers(model)
     states = (torch.get_rng_state(), np.random.get_state(), random.getstate())
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
         for parameter, _ in gradients:
             parameter.grad = None
@@ -213,11 +213,11 @@ def _restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
             buffer.copy_(buffers[name])
 
 
-class _Expectation(TorchDispatchMode):
+class _Expectation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Below autograd, so that it meets every draw, whichever function asked for it."""
 
     def __init__(self, inside: Sequence[str], places: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.inside, self.places = inside, places
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

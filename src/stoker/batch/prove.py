@@ -10,16 +10,16 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stoker.batch import nest
 from stoker.batch.accumulate import accumulate
-from stoker.batch.causes import LOOP
-from stoker.batch.diagnose import Case, Diagnosis, diagnose, loop_cause
+from stoker.batch.causes import of_unknown
+from stoker.batch.diagnose import Case, Diagnosis, corrected, diagnose, dtype_of, loop_cause
 from stoker.batch.gradients import Gap, Rig, expected_draws, gaps, in_double, untouched
 from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.batch.proof import Cause, Proof, Split, Trial
-from stoker.batch.ranks import launch
+from stoker.batch.prove_ranks import over_ranks, rank_causes
 from stoker.batch.target import Maker, Target
 from stoker.errors import ConfigError
 
@@ -69,13 +69,14 @@ def prove(
             found = diagnose(case)
             trials, causes = _trials(case, found, sizes, notes) if found.conclusive else ([], list(found.causes))
         run = sorted({max(trial.split.ranks[0]) for trial in trials}, reverse=True)
-        for number in sorted(set(ranks) - {1}) if found.conclusive and isinstance(target, Maker) else []:
-            more = _over_ranks(target, made, batch, case, found, run, number, deadline_s)
-            trials += [trial for trial, _ in more]
-            causes += _rank_causes(more, found, causes)
-        own = _dtype(made.model)
+        if isinstance(target, Maker) and found.conclusive:
+            for number in sorted(set(ranks) - {1}):
+                more = over_ranks(target, made, batch, case, found, run, number, deadline_s)
+                trials += [trial for trial, _ in more]
+                causes += rank_causes(more, found, causes)
+        own = dtype_of(made.model)
         if double and own != torch.float64 and found.conclusive:
-            trials += _own_precision(made, batch, size, found, run)
+            trials += _own_precision(made, batch, size, run)
     return _proof(case, found, trials, causes, notes)
 
 
@@ -102,7 +103,7 @@ def _case(target: Target, batch: Any, size: int, double: bool) -> Case:
 
 def _can_double(target: Target, batch: Any) -> tuple[bool, str]:
     """Whether the loss runs in fp64, and why not."""
-    if _dtype(target.model) == torch.float64:
+    if dtype_of(target.model) == torch.float64:
         return True, ""
     try:
         with in_double(target.model):
@@ -121,31 +122,13 @@ def _given(case: Case) -> Loop:
     return lambda model, parts: accumulate(model, target.loss, parts, count=target.count)
 
 
-def _corrected(case: Case, found: Diagnosis) -> Loop | None:
-    """The loop with the weights that were found; None where none were."""
-    if found.right is None or found.right.name == "fitted weights":
-        return None
-    count, loss = found.count, case.target.loss
-    if count is None:
-        if found.right.weights[0] != 1.0:
-            return None
-        return lambda model, parts: accumulate(model, loss, parts, reduction="sum")
-    return lambda model, parts: accumulate(model, loss, parts, count=count)
-
-
-def _rows(size: int, microbatch: int) -> list[list[int]]:
-    return [list(range(size))[start : start + microbatch] for start in range(0, size, microbatch)]
-
-
-def _trials(
-    case: Case, found: Diagnosis, sizes: Sequence[int], notes: list[str]
-) -> tuple[list[Trial], list[Cause]]:
+def _trials(case: Case, found: Diagnosis, sizes: Sequence[int], notes: list[str]) -> tuple[list[Trial], list[Cause]]:
     """Every split on one rank that runs, and all causes up to here."""
-    loop, better = _given(case), _corrected(case, found)
+    loop, better = _given(case), corrected(case, found)
     trials = []
     with expected_draws(case.target.model):
         for microbatch in sizes:
-            rows = _rows(case.size, microbatch)
+            rows = case.rows(microbatch)
             parts = [case.part(part) for part in rows]
             split = Split((tuple(len(part) for part in rows),))
             try:
@@ -155,100 +138,21 @@ def _trials(
                     raise
                 notes.append(f"{split} was not run: single examples are refused ({error})")
                 continue
-            corrected: Gap | None = None
+            mended: Gap | None = None
             if better is not None and apart[0].relative > found.tolerance:
-                corrected = gaps(case.rig.after(better, parts), found.whole)[0]
-            trials.append(Trial(split, _precision(case), apart, corrected))
+                mended = gaps(case.rig.after(better, parts), found.whole)[0]
+            trials.append(Trial(split, case.precision, apart, mended))
     causes = list(found.causes)
     if case.target.accumulate is not None and (cause := loop_cause(case, found, loop)) is not None:
         causes.append(cause)
     off = max(trials, key=lambda trial: trial.gaps[0].relative, default=None)
-    if off is not None and off.gaps[0].relative > found.tolerance and not [c for c in causes if c.kind != "random
-    draws"]: causes.append(_unexplained(off))
+    explained = any(cause.kind != "random draws" for cause in causes)
+    if off is not None and off.gaps[0].relative > found.tolerance and not explained:
+        causes.append(of_unknown(off))
     return trials, causes
 
 
-def _over_ranks(
-    maker: Maker,
-    target: Target,
-    batch: Any,
-    case: Case,
-    found: Diagnosis,
-    sizes: Sequence[int],
-    ranks: int,
-    deadline_s: float,
-) -> list[tuple[Trial, float | None]]:
-    """Every split over that many ranks, and how far off it is with the ranks weighed by their units."""
-    better = _corrected(case, found)
-    splits, made = [], []
-    for microbatch in sizes:
-        parts = _rows(case.size, microbatch)
-        if len(parts) < ranks:
-            continue
-        share = -(-len(parts) // ranks)
-        dealt = [parts[place * share : (place + 1) * share] for place in range(ranks)]
-        if not all(dealt):
-            dealt = [parts[place::ranks] for place in range(ranks)]
-        counts = [[float(found.count(case.part(rows))) for rows in mine] for mine in dealt] if found.count else None
-        splits.append({"rows": dealt, "counts": counts, "correct": better is not None})
-        made.append(Split(tuple(tuple(len(rows) for rows in mine) for mine in dealt)))
-    if not splits:
-        return []
-    leaves = nest.leaves(batch)
-    plain = {path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Tensor)}
-    if odd := [path for path, leaf in plain.items() if not isinstance(leaf, int | float | str | list | None)]:
-        raise ConfigError(
-            f"batch{odd[0]} is a {type(plain[odd[0]]).__name__}, which can't be handed to ranks: make batches of "
-            "tensors, "
-            "numbers and words, or leave ranks out (ranks=(1,))"
-        )
-    numbers = {"path": maker.path, "arguments": list(maker.arguments), "size": case.size, "double": case.double}
-    tensors = {f"batch:{path}": leaf for path, leaf in leaves.items() if isinstance(leaf, Tensor)}
-    case.rig.reset()
-    tensors |= {f"parameter:{name}": parameter for name, parameter in target.model.named_parameters()}
-    tensors |= {f"buffer:{name}": buffer for name, buffer in target.model.named_buffers()}
-    tensors |= {f"gradient:{name}": gradient for name, gradient in found.whole.items()}
-    answers = launch(
-        "stoker.batch.prove_rank", ranks, numbers | {"plain": plain, "splits": splits}, tensors, deadline_s
-    )
-    results: list[tuple[Trial, float | None]] = []
-    for place, split in enumerate(made):
-        ours = [answer["splits"][place] for answer in answers]
-        furthest = max(ours, key=lambda answer: answer["gaps"][0]["relative"])
-        apart = tuple(Gap(**gap) for gap in furthest["gaps"])
-        off = apart[0].relative > found.tolerance
-        corrected = Gap(**furthest["corrected"]) if off and "corrected" in furthest else None
-        results.append((Trial(split, _precision(case), apart, corrected), furthest.get("reweighted")))
-    return results
-
-
-def _rank_causes(
-    results: Sequence[tuple[Trial, float | None]], found: Diagnosis, causes: Sequence[Cause]
-) -> list[Cause]:
-    """What goes wrong over ranks only."""
-    wrong = [result for result in results if result[0].gaps[0].relative > found.tolerance]
-    if not wrong or [cause for cause in causes if cause.kind != "random draws"]:
-        return []
-    trial, reweighted = max(wrong, key=lambda result: result[0].gaps[0].relative)
-    if reweighted is None or reweighted > max(1e-9, found.tolerance):
-        return [_unexplained(trial)]
-    by = found.right.name if found.right is not None else "units"
-    return [
-        Cause(
-            "per-rank mean",
-            LOOP,
-            trial.gaps[0].relative,
-            "each rank divides by its own count, and DistributedDataParallel averages the ranks alike; weighed by "
-            f"{by} they "
-            "give the whole",
-            "add the counts up over ranks before dividing (all_reduce), and multiply the loss by the ranks: "
-            "accumulate(...) "
-            "does both",
-        )
-    ]
-
-
-def _own_precision(target: Target, batch: Any, size: int, found: Diagnosis, sizes: Sequence[int]) -> list[Trial]:
+def _own_precision(target: Target, batch: Any, size: int, sizes: Sequence[int]) -> list[Trial]:
     """The same splits as training computes them: what rounding alone makes there."""
     case = _case(target, batch, size, False)
     with expected_draws(target.model):
@@ -256,22 +160,11 @@ def _own_precision(target: Target, batch: Any, size: int, found: Diagnosis, size
         return [
             Trial(
                 Split((tuple(len(rows) for rows in parts),)),
-                _precision(case),
+                case.precision,
                 gaps(case.rig.after(_given(case), [case.part(rows) for rows in parts]), whole),
             )
-            for parts in (_rows(size, microbatch) for microbatch in sizes)
+            for parts in (case.rows(microbatch) for microbatch in sizes)
         ]
-
-
-def _unexplained(trial: Trial) -> Cause:
-    return Cause(
-        "unknown",
-        LOOP,
-        trial.gaps[0].relative,
-        f"the split {trial.split} is off at {trial.gaps[0].parameter}, though the loss, its layers and its weights "
-        "are right",
-        "look for what the loop does between micro-batches, and for what differs between ranks",
-    )
 
 
 def _proof(case: Case, found: Diagnosis, trials: list[Trial], causes: list[Cause], notes: list[str]) -> Proof:
@@ -287,7 +180,7 @@ def _proof(case: Case, found: Diagnosis, trials: list[Trial], causes: list[Cause
         notes.append("passes can't be repeated, so splits were not compared; mend that first")
     return Proof(
         examples=case.size,
-        precision=_precision(case),
+        precision=case.precision,
         rounding=found.rounding,
         tolerance=found.tolerance,
         weighed_by=by,
@@ -297,11 +190,3 @@ def _proof(case: Case, found: Diagnosis, trials: list[Trial], causes: list[Cause
         causes=tuple(causes),
         notes=tuple(notes),
     )
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
-
-
-def _precision(case: Case) -> str:
-    return "float64" if case.double else str(_dtype(case.target.model)).removeprefix("torch.")

@@ -53,7 +53,8 @@ class Scope:
     @property
     def pipeline_bubble(self) -> float:
         """Share of an update that a stage idles, filling and draining: (p-1) / (m+p-1) for p stages and m micro-batches
-        (GPipe, Huang et al. 2019)."""
+        (GPipe, Huang et al. 2019).
+        """
         return (self.pipeline_stages - 1) / (self.microbatches_per_update + self.pipeline_stages - 1)
 
     @property
@@ -92,8 +93,8 @@ class Scope:
             ),
         ]
         if self.devices > self.data_parallel_ranks:
-            how = f"{self.data_parallel_ranks} x {self.pipeline_stages} stages x {self.tensor_parallel_ranks} tensor
-            ranks" made.append(("devices", f"{self.devices:,}", "devices", "all", how))
+            how = f"{self.data_parallel_ranks} x {self.pipeline_stages} stages x {self.tensor_parallel_ranks} tensor"
+            made.append(("devices", f"{self.devices:,}", "devices", "all", how))
         if self.pipeline_stages > 1:
             how = f"({self.pipeline_stages} - 1) / ({self.microbatches_per_update} + {self.pipeline_stages} - 1)"
             made.append(("pipeline bubble", f"{self.pipeline_bubble:.1%}", "of an update", "one stage", how))

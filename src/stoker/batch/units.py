@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,8 +63,12 @@ def _counts(leaf: Tensor) -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]
             yield (
                 f"{what} of {{}} that aren't {ignored}",
                 f"({{}} != {ignored}).sum()",
-                lambda t, ignored=ignored: (t != ignored).sum(),
+                partial(_others, ignored),
             )
+
+
+def _others(ignored: int, tensor: Tensor) -> Tensor:
+    return (tensor != ignored).sum()
 
 
 def _unit(path: str, columns: str, name: str, code: str, count: Callable[[Tensor], Tensor]) -> Unit:
