@@ -22,6 +22,7 @@ TORCH_FREE = (
     "stoker.config",
     "stoker.batch.flops",
     "stoker.batch.plan",
+    "stoker.batch.scope",
     "stoker.batch.translate",
     "stoker.record",
     "stoker.report",

@@ -54,6 +54,7 @@ def test_a_link_without_latency_and_one_that_makes_no_sense() -> None:
         fit_link([(2**16, 1.0), (2**20, 0.1)], 2)
 
 
+@pytest.mark.slow
 def test_two_real_ranks_after_one() -> None:
     made = distributed(MAKER, size=4, ranks=(2,), microbatches=(1, 3), updates=2)
     assert [(p.scope.data_parallel_ranks, p.scope.examples_per_update) for p in made.points] == [

@@ -47,4 +47,4 @@ def test_a_rank_that_fails_ends_the_others_and_shows_its_error() -> None:
 
 def test_a_rank_that_hangs_is_ended_at_the_deadline() -> None:
     with pytest.raises(RunError, match=r"(?s)ranks 0 of 2 were not done at the deadline; raise deadline_s.*godot"):
-        launch(VICTIM, 2, {"what": ["hang", ""]}, {}, 3.0)
+        launch(VICTIM, 2, {"what": ["hang", ""]}, {}, 1.5)

@@ -33,7 +33,7 @@ def of_loop(right: Weighting, weights: Sequence[float], off: float) -> Cause:
         what += ": only the last is left, as after a zero_grad inside the window"
         return Cause("wrong weights", LOOP, off, what, "call zero_grad once a window, after the step")
     alike = max(weights) - min(weights) <= SAME * max(map(abs, weights))
-    by_tokens = alike and right.code != ""
+    by_tokens = alike and right.name != "examples"
     return Cause("per-microbatch mean" if by_tokens else "wrong weights", LOOP, off, what, fix)
 
 

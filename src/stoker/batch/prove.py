@@ -91,8 +91,7 @@ def _checked(size: int, splits: Sequence[int] | None, ranks: Sequence[int], made
     if max(ranks) > 1 and not made:
         raise ConfigError(
             "ranks are processes of their own and make the target themselves: give a "
-            "stoker.batch.Maker('file.py:function') "
-            "in place of the target, or ranks=(1,)"
+            "stoker.batch.Maker('file.py:function') in place of the target, or ranks=(1,)"
         )
     return sorted(set(sizes), reverse=True)
 
@@ -134,7 +133,7 @@ def _trials(case: Case, found: Diagnosis, sizes: Sequence[int], notes: list[str]
             try:
                 apart = gaps(case.rig.after(loop, parts), found.whole)
             except (RuntimeError, ValueError) as error:
-                if is_out_of_memory(error) or microbatch > 1:
+                if is_out_of_memory(error) or len(rows[-1]) > 1:
                     raise
                 notes.append(f"{split} was not run: single examples are refused ({error})")
                 continue
@@ -172,9 +171,8 @@ def _proof(case: Case, found: Diagnosis, trials: list[Trial], causes: list[Cause
     by = "your own loop" if target.accumulate else "the target's count" if target.count else "examples"
     if found.alike and not target.count:
         notes.append(
-            "every example of this batch holds as many tokens as the others, so it can't tell a mean over tokens from "
-            "one "
-            "over examples; a make_batch of ragged lengths can"
+            "every example of this batch holds as many tokens as the others, so it can't tell a mean over tokens "
+            "from one over examples; a make_batch of ragged lengths can"
         )
     if not found.conclusive:
         notes.append("passes can't be repeated, so splits were not compared; mend that first")
