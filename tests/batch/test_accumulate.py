@@ -1,14 +1,17 @@
 """The gradient of any split is that of the whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from stoker.batch import nest
 from stoker.batch.accumulate import accumulate, windows
@@ -212,3 +215,32 @@ def test_what_can_not_be_accumulated_says_why() -> None:
     for window in ([batch], []):
         with pytest.raises(RunError, match=r"without a single token or example: nothing to differentiate"):
             accumulate(setup.model, token_mean, window, count=labels_after_the_first)
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_with_ddp_gradients_are_exchanged_once_a_window(group_of_one: None) -> None:
+    setup = transformer()
+    batch = ragged([9, 4, 7, 3, 5])
+    expected = whole(setup, batch)
+    model = DistributedDataParallel(setup.model)
+    exchanged: list[Tensor] = []
+
+    def count_buckets(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        exchanged.append(bucket.buffer())
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    model.register_comm_hook(None, count_buckets)
+    done = accumulate(model, setup.loss, cut(batch, [1, 1, 2, 1]), count=labels_after_the_first)
+    assert (done.microbatches, len(exchanged)) == (4, 1)
+    assert furthest(gradients(setup.model), expected) <= 1e-10
+    batch["labels"][:] = IGNORED
+    with pytest.raises(RunError, match="without a single token or example on rank"):
+        accumulate(model, setup.loss, [batch], count=labels_after_the_first)

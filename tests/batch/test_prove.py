@@ -438,3 +438,18 @@ def test_an_error_of_ones_own_comes_through() -> None:
 
     with pytest.raises(KeyError, match="no such column"):
         prove(target(mlp(), loss=broken), size=8)
+
+
+def test_a_loop_that_steps_is_told_to_leave_the_step_out_and_the_weights_stay() -> None:
+    setup = mlp()
+    made = target(setup)
+
+    def loop(model: nn.Module, parts: Sequence[Any]) -> None:
+        accumulate(model, classify, parts)
+        made.optimizer.step()
+
+    made.accumulate = loop
+    before = [parameter.clone() for parameter in setup.model.parameters()]
+    with pytest.raises(ConfigError, match=r"the loop changes the weights.*leave the optimizer's step out of it"):
+        prove(made, size=8)
+    assert all(torch.equal(a, b) for a, b in zip(setup.model.parameters(), before, strict=True))

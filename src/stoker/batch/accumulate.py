@@ -124,7 +124,7 @@ def _total(model: nn.Module, counts: Sequence[float], reduction: str, fault: str
     if any(wrong for _, _, wrong in numbers):
         raise ConfigError(fault or "another rank has counts that don't fit its micro-batches; its own error says which")
     if empty := [rank for rank, (_, none, _) in enumerate(numbers) if none]:
-        where = f" on rank {', '.join(map(str, empty))}" if len(numbers) > 1 else ""
+        where = f" on rank {', '.join(map(str, empty))}" if isinstance(model, DistributedDataParallel) else ""
         raise RunError(
             f"a window without a single token or example{where}: nothing to differentiate there. Leave such windows "
             "out "

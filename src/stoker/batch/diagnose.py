@@ -40,11 +40,12 @@ class Case:
     @property
     def exact(self) -> float:
         """Largest relative difference between two runs of the same pass."""
-        return EXACT if self.double else 100 * self._epsilon
+        return EXACT if self.double else 8 * self._epsilon
 
     @property
     def rounding_at_most(self) -> float:
-        return ROUNDING_AT_MOST if self.double else 1000 * self._epsilon
+        """Reordering that changes a gradient more than this is none."""
+        return ROUNDING_AT_MOST if self.double else min(0.05, 1000 * self._epsilon)
 
     @property
     def _epsilon(self) -> float:
@@ -140,7 +141,7 @@ def _rounding(case: Case, found: Diagnosis) -> None:
     ]
     found.rounding = max(worst(case.rig.gradient(case.part(order)), found.whole) for order in orders)
     if found.rounding <= case.rounding_at_most:
-        found.tolerance = max(case.exact, 20 * found.rounding)
+        found.tolerance = max(case.exact, (20 if case.double else 4) * found.rounding)
 
 
 def _weights(case: Case, found: Diagnosis) -> None:
@@ -174,11 +175,14 @@ def _weighed(case: Case, found: Diagnosis) -> bool:
     batches = [case.part(rows) for rows in found.parts]
     found.gradients = [case.rig.gradient(batch) for batch in batches]
     examples = [float(len(rows)) for rows in found.parts]
-    given = [float(target.count(batch)) for batch in batches] if target.count else examples
     ways: list[tuple[str, str, list[float], Any]] = []
     if target.count:
-        ways.append(("the target's count", "", _shares(given), target.count))
-    ways.append(("examples", "", _shares(examples), nest.examples))
+        ways.append(
+            ("the target's count", "", _shares([float(target.count(batch)) for batch in batches]), target.count)
+        )
+    elif target.accumulate is None and (rows := [float(nest.examples(batch)) for batch in batches]) != examples:
+        ways.append(("the length of dim 0", "", _shares(rows), nest.examples))  # which `accumulate` would count
+    ways.append(("examples", "", _shares(examples), nest.examples if target.take is None else None))
     ways.append(("nothing (each added as it is)", "", [1.0] * len(batches), None))
     ways.append(("nothing (divided by their number)", "", [1 / len(batches)] * len(batches), None))
     for unit in units(case.batch):
@@ -211,16 +215,15 @@ def _fitted(case: Case, found: Diagnosis) -> bool:
         return False
     found.right = Weighting("fitted weights", "", tuple(weights), relative)
     listed = ", ".join(f"{weight:.4g}" for weight in weights)
+    sizes = ", ".join(str(len(rows)) for rows in found.parts)
     found.causes.append(
         Cause(
             "wrong weights",
             causes.LOSS,
             found.weightings[0].relative,
-            f"weighing by {found.weightings[0].name} is off; micro-batches of "
-            f"{', '.join(str(len(r)) for r in found.parts)} "
-            f"examples would have to weigh {listed} (sum {sum(weights):.4g}), which no count of the batch's tensors "
-            "gives. "
-            "A loss divided by what doesn't add up over examples, such as rows x padded width, does that",
+            f"weighing by {found.weightings[0].name} is off; micro-batches of {sizes} examples would have to weigh "
+            f"{listed} (sum {sum(weights):.4g}), which no count of the batch's tensors gives. A loss divided by what "
+            "doesn't add up over examples, such as rows x padded width, does that",
             "return the sum over tokens or examples from the loss and accumulate with reduction='sum' and a `count`",
         )
     )

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stoker.errors import ConfigError
+
 __all__ = [
     "Gap",
     "Gradient",
@@ -23,7 +25,7 @@ __all__ = [
     "expected_draws",
     "fit_weights",
     "gaps",
-    "in_double",
+    "on_copies",
     "untouched",
     "worst",
 ]
@@ -112,8 +114,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def in_double(model: nn.Module) -> Iterator[None]:
-    """The model's parameters and buffers in fp64; afterwards the same storage as before, bit for bit."""
+def on_copies(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """The model computes with copies of its parameters and buffers, in `dtype` if one is given; afterwards it has its
+    own again, the same storage as before, whatever was done to the copies.
+    """
     parameters = [(parameter, parameter.data) for parameter in model.parameters() if parameter.is_floating_point()]
     buffers = [
         (module, name, buffer)
@@ -123,9 +127,9 @@ def in_double(model: nn.Module) -> Iterator[None]:
     ]
     try:
         for parameter, data in parameters:
-            parameter.data = data.double()
+            parameter.data = data.to(dtype or data.dtype, copy=True)
         for module, name, buffer in buffers:
-            module._buffers[name] = buffer.double()
+            module._buffers[name] = buffer.to(dtype or buffer.dtype, copy=True)
         yield
     finally:
         for parameter, data in parameters:
@@ -186,9 +190,16 @@ class Rig:
         return self.taken()
 
     def after(self, loop: Callable[[nn.Module, Sequence[Any]], object], parts: Sequence[Any]) -> Gradient:
-        """What a loop over micro-batches leaves in `.grad`."""
+        """What a loop over micro-batches leaves in `.grad`. ConfigError where it changes the weights."""
         self.reset()
+        before = [parameter._version for parameter in self.model.parameters()]
         loop(self.model, parts)
+        if before != [parameter._version for parameter in self.model.parameters()]:
+            raise ConfigError(
+                "the loop changes the weights: `accumulate` of a target goes from micro-batches to gradients only; "
+                "leave the "
+                "optimizer's step out of it"
+            )
         return self.taken()
 
     def taken(self) -> Gradient:

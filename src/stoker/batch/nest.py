@@ -17,7 +17,7 @@ __all__ = ["cast", "examples", "leaves", "rebuild", "take"]
 
 FIX = (
     "give the target `take=function`, where `function(batch, rows)` makes the batch of the examples at those places "
-    "(stoker.batch.Target)"
+    "(stoker.batch.Target), and a `count` to accumulate by"
 )
 
 

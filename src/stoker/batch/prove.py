@@ -6,7 +6,6 @@ for.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from stoker.batch import nest
 from stoker.batch.accumulate import accumulate
 from stoker.batch.causes import of_unknown
 from stoker.batch.diagnose import Case, Diagnosis, corrected, diagnose, dtype_of, loop_cause
-from stoker.batch.gradients import Gap, Rig, expected_draws, gaps, in_double, untouched
+from stoker.batch.gradients import Gap, Rig, expected_draws, gaps, on_copies, untouched
 from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.batch.proof import Cause, Proof, Split, Trial
 from stoker.batch.prove_ranks import over_ranks, rank_causes
@@ -64,7 +63,7 @@ def prove(
         double, refusal = _can_double(made, batch)
         if refusal:
             notes.append(f"the model doesn't compute in fp64 ({refusal}), so its own dtype decided")
-        with in_double(made.model) if double else nullcontext():
+        with on_copies(made.model, torch.float64 if double else None):
             case = _case(made, nest.cast(batch, torch.float64) if double else batch, size, double)
             found = diagnose(case)
             trials, causes = _trials(case, found, sizes, notes) if found.conclusive else ([], list(found.causes))
@@ -105,7 +104,7 @@ def _can_double(target: Target, batch: Any) -> tuple[bool, str]:
     if dtype_of(target.model) == torch.float64:
         return True, ""
     try:
-        with in_double(target.model):
+        with on_copies(target.model, torch.float64):
             Rig(target.model, target.loss).gradient(nest.cast(batch, torch.float64))
     except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -153,8 +152,8 @@ def _trials(case: Case, found: Diagnosis, sizes: Sequence[int], notes: list[str]
 
 def _own_precision(target: Target, batch: Any, size: int, sizes: Sequence[int]) -> list[Trial]:
     """The same splits as training computes them: what rounding alone makes there."""
-    case = _case(target, batch, size, False)
-    with expected_draws(target.model):
+    with on_copies(target.model), expected_draws(target.model):
+        case = _case(target, batch, size, False)
         whole = case.rig.gradient(batch)
         return [
             Trial(

@@ -1,7 +1,6 @@
 """One rank of a proof: runs its micro-batches of each split with DistributedDataParallel, and says how far it came."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stoker.batch import nest, ranks
 from stoker.batch.accumulate import accumulate
-from stoker.batch.gradients import Gradient, Rig, expected_draws, gaps, in_double, worst
+from stoker.batch.gradients import Gradient, Rig, expected_draws, gaps, on_copies, worst
 from stoker.batch.target import Maker, Target
 from stoker.errors import ConfigError
 
@@ -26,8 +25,7 @@ def work(job: ranks.Job) -> dict[str, Any]:
     _load(target.model, job)
     batch = _batch(target, job)
     whole = {name: tensor.to(target.device) for name, tensor in _under("gradient:", job).items()}
-    double: AbstractContextManager[None] = in_double(target.model) if job.numbers["double"] else nullcontext()
-    with double, expected_draws(target.model):
+    with on_copies(target.model, torch.float64 if job.numbers["double"] else None), expected_draws(target.model):
         rig = Rig(target.model, target.loss)
         return {"splits": [_split(target, batch, split, rig, whole, job) for split in job.numbers["splits"]]}
 
