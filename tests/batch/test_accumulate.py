@@ -19,6 +19,7 @@ from stoker.errors import ConfigError, RunError
 from tests.batch.models import (
     IGNORED,
     Setup,
+    classify,
     conv,
     labels_after_the_first,
     mlp,
@@ -244,3 +245,11 @@ def test_with_ddp_gradients_are_exchanged_once_a_window(group_of_one: None) -> N
     batch["labels"][:] = IGNORED
     with pytest.raises(RunError, match="without a single token or example on rank"):
         accumulate(model, setup.loss, [batch], count=labels_after_the_first)
+
+
+def test_wrappers_that_exchange_gradients_otherwise_are_refused() -> None:
+    class Sharded(nn.Linear):
+        def set_requires_gradient_sync(self, on: bool) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"Sharded exchanges gradients in its own way"):
+        accumulate(Sharded(1, 1), classify, [])

@@ -21,6 +21,8 @@ from stoker.errors import ConfigError, RunError
 
 __all__ = ["Accumulated", "Count", "accumulate", "windows"]
 
+OTHERS = ("no_sync", "set_requires_gradient_sync")
+"""What wrappers have that exchange gradients: FSDP of either kind, engines."""
 Count = Callable[[Any], float | Tensor]
 """How many units (examples, tokens) the loss of a micro-batch is the mean or sum of."""
 
@@ -60,6 +62,12 @@ def accumulate(
     unit, on every rank alike.
     """
     window = list(microbatches)
+    if not isinstance(model, DistributedDataParallel) and any(hasattr(model, name) for name in OTHERS):
+        raise ConfigError(
+            f"{type(model).__name__} exchanges gradients in its own way, and accumulate doesn't know how it divides "
+            "them: "
+            "give a plain module or one in DistributedDataParallel"
+        )
     ranks = dist.get_world_size(model.process_group) if isinstance(model, DistributedDataParallel) else 1
     plain_sum = reduction == "sum" and count is None
     counts, fault = _counts(window, count)
