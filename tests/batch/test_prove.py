@@ -127,6 +127,12 @@ def test_a_loss_that_compares_examples_is_named() -> None:
     assert named(prove(target(setup), size=8)) == [("coupled examples", "the loss")]
 
 
+def test_a_loss_that_normalises_the_batch_before_the_model_is_named() -> None:
+    setup = mlp()
+    setup.loss = lambda model, batch: classify(model, (batch[0] / batch[0].std(0), batch[1]))
+    assert named(prove(target(setup), size=8)) == [("coupled examples", "the loss")]
+
+
 def test_a_mean_over_ragged_tokens_is_named_with_its_count() -> None:
     proof = prove(target(transformer(), count=None), size=8)
     assert named(proof) == [("per-microbatch mean", "the loss")]

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stoker.batch.layers import MODEL
+from stoker.batch.layers import LOSS, MODEL
 from stoker.batch.proof import Cause, Trial, Weighting
 
 __all__ = ["LOOP", "LOSS", "of_coupling", "of_draws", "of_loop", "of_state", "of_unknown", "of_weights"]
 
-LOSS = "the loss"
 LOOP = "the loop"
 SAME = 1e-6
 """Weights that differ by less are meant to be the same."""
@@ -45,8 +44,7 @@ def of_weights(given: Weighting, right: Weighting) -> Cause:
             LOSS,
             given.relative,
             f"it is a mean over {right.name}, of each micro-batch alone; weighing by examples, as dividing by the "
-            "number "
-            "of micro-batches does, is off where they hold unequally many",
+            "number of micro-batches does, is off where they hold unequally many",
             _accumulate(right),
         )
     return Cause(

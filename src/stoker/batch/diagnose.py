@@ -163,7 +163,7 @@ def _weights(case: Case, found: Diagnosis) -> None:
     found.causes += [causes.of_coupling(case.target.model, place, off) for place in places or [causes.LOSS]]
     if places:  # without those layers, are the weights right?
         without = Diagnosis(found.whole, parts=found.parts, tolerance=found.tolerance)
-        with layers.bypassed(case.target.model, [place for place in places if place != layers.MODEL]):
+        with layers.bypassed(case.target.model, places):
             without.whole = case.rig.gradient(case.batch)
             if _weighed(case, without):
                 found.causes += without.causes

@@ -5,6 +5,7 @@ and the model may compute in fp64, where rounding is far below any fault.
 """
 
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ __all__ = [
 Gradient = dict[str, Tensor]
 """By the parameter's name; those without a gradient are left out."""
 
+FURTHEST = sys.float_info.max
+"""A gradient that isn't a number, or is one where there should be none; JSON has no infinity."""
 FLOOR = 1e-3
 """Differences of a parameter are held against its largest gradient, but no less than this share of the model's: some
 gradients are zero but for rounding (a bias before a normalisation)."""
@@ -57,9 +60,9 @@ def gaps(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[G
         part = found[name] if name in found else torch.zeros_like(whole)
         absolute = (part.double() - whole.double()).abs().max().item() if whole.numel() else 0.0
         if absolute != absolute:  # a NaN is as far as can be
-            absolute = float("inf")
+            absolute = FURTHEST
         scale = max(whole.abs().max().item() if whole.numel() else 0.0, FLOOR * largest)
-        made.append(Gap(name, absolute, absolute / scale if scale else (0.0 if absolute == 0 else float("inf"))))
+        made.append(Gap(name, absolute, absolute / scale if scale else (0.0 if absolute == 0 else FURTHEST)))
     return tuple(sorted(made, key=lambda gap: (-gap.relative, gap.parameter)))
 
 

@@ -1,8 +1,9 @@
 """Which layer gives an example another output because of how the batch was split, or when it is run again.
 
-The whole batch runs once, and every module's output is kept. Then a part of it runs: each module's output is held
-against its examples' rows of the whole, and where it differs it is replaced by them, so that modules further on get
-right inputs and every one that is found is at fault itself.
+The whole batch runs once, and what goes into and comes out of every module is kept. Then a part of it runs, and each is
+held against its examples' rows of the whole. What differs is replaced by them, so that modules further on get right
+inputs and every one that is found is at fault itself: a module for its output, and for what it computes between its
+children.
 """
 
 from collections import Counter
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 
 from stoker.batch import nest
 
-__all__ = ["MODEL", "bypassed", "differing"]
+__all__ = ["LOSS", "MODEL", "bypassed", "differing"]
 
 MODEL = "the model"
 """The path of the outermost module, in words."""
+LOSS = "the loss"
+"""What calls it."""
 
-Outputs = dict[tuple[str, int], dict[str, Tensor]]
+Key = tuple[str, int, str]
+"""A module's path, the number of its call, "in" or "out"."""
 
 
 @torch.no_grad()
@@ -36,29 +40,29 @@ def differing(
     `whole()` runs the model on all `size` examples, each of `parts` on those at its places. `tolerance`: of the largest
     value of an output.
     """
-    outputs: Outputs = {}
+    passed: dict[Key, dict[str, Tensor]] = {}
 
-    def keep(key: tuple[str, int], output: Any) -> None:
+    def keep(key: Key, value: Any, _: str) -> None:
         # cloned: an in-place activation would change what is kept
-        outputs[key] = {place: leaf.detach().clone() for place, leaf in _tensors(output).items()}
+        passed[key] = {place: leaf.detach().clone() for place, leaf in _tensors(value).items()}
 
     with _watched(model, keep):
         whole()
     found: list[str] = []
     for run, rows in parts:
 
-        def compare(key: tuple[str, int], output: Any, rows: Sequence[int] = rows) -> Any:
-            kept = outputs.get(key, {})
+        def compare(key: Key, value: Any, maker: str, rows: Sequence[int] = rows) -> Any:
+            kept = passed.get(key, {})
             right: dict[str, Tensor] = {}
-            for place, leaf in _tensors(output).items():
+            for place, leaf in _tensors(value).items():
                 expected = _rows(kept[place], leaf.shape, rows, size) if place in kept else None
                 if expected is not None and _apart(leaf, expected, kept[place]) > tolerance:
                     right[place] = expected.clone()
             if not right:
                 return None
-            if key[0] not in found:
-                found.append(key[0])
-            return _replaced(output, right)
+            if maker not in found:
+                found.append(maker)
+            return _replaced(value, right)
 
         with _watched(model, compare):
             run()
@@ -67,13 +71,16 @@ def differing(
 
 @contextmanager
 def bypassed(model: nn.Module, paths: Sequence[str]) -> Any:
-    """The modules at those paths give their input back, where input and output are of one shape."""
+    """The modules at those paths, but for the outermost, give their input back, where input and output are of one
+    shape.
+    """
 
     def through(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         same = bool(inputs) and isinstance(inputs[0], Tensor) and isinstance(output, Tensor)
         return inputs[0] * 1 if same and inputs[0].shape == output.shape else None
 
-    hooks = [model.get_submodule(path).register_forward_hook(through) for path in paths]
+    inner = [path for path in paths if path not in (LOSS, MODEL)]
+    hooks = [model.get_submodule(path).register_forward_hook(through) for path in inner]
     try:
         yield
     finally:
@@ -82,18 +89,34 @@ def bypassed(model: nn.Module, paths: Sequence[str]) -> Any:
 
 
 @contextmanager
-def _watched(model: nn.Module, see: Callable[[tuple[str, int], Any], Any]) -> Any:
-    """`see` gets each module's output with its path and number of call, and may return another output."""
+def _watched(model: nn.Module, see: Callable[[Key, Any, str], Any]) -> Any:
+    """`see` gets what goes into and comes out of each module, and which module made it; it may return something
+    else.
+    """
     calls: Counter[str] = Counter()
+    inside: list[str] = []
 
-    def watch(path: str) -> Callable[..., Any]:
-        def hook(_: nn.Module, inputs: Any, output: Any) -> Any:
+    def before(path: str) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> Any:
             calls[path] += 1
-            return see((path or MODEL, calls[path]), output)
+            caller = inside[-1] if inside else LOSS
+            inside.append(path)
+            return see((path, calls[path], "in"), (args, kwargs), caller)
 
         return hook
 
-    hooks = [module.register_forward_hook(watch(path)) for path, module in model.named_modules()]
+    def after(path: str) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: Any, output: Any) -> Any:
+            inside.pop()
+            return see((path, calls[path], "out"), output, path)
+
+        return hook
+
+    hooks = []
+    for name, module in model.named_modules():
+        path = name or MODEL
+        hooks.append(module.register_forward_pre_hook(before(path), with_kwargs=True))
+        hooks.append(module.register_forward_hook(after(path)))
     try:
         yield
     finally:
@@ -101,8 +124,8 @@ def _watched(model: nn.Module, see: Callable[[tuple[str, int], Any], Any]) -> An
             hook.remove()
 
 
-def _tensors(output: Any) -> dict[str, Tensor]:
-    return {place: leaf for place, leaf in nest.leaves(output).items() if isinstance(leaf, Tensor) and leaf.ndim}
+def _tensors(value: Any) -> dict[str, Tensor]:
+    return {place: leaf for place, leaf in nest.leaves(value).items() if isinstance(leaf, Tensor) and leaf.ndim}
 
 
 def _rows(whole: Tensor, shape: Sequence[int], rows: Sequence[int], size: int) -> Tensor | None:
@@ -138,7 +161,7 @@ def _apart(found: Tensor, expected: Tensor, whole: Tensor) -> float:
     return gap / scale if scale else gap
 
 
-def _replaced(output: Any, right: dict[str, Tensor]) -> Any:
-    if isinstance(output, Tensor | tuple | list | dict):
-        return nest.rebuild(output, nest.leaves(output) | right)
+def _replaced(value: Any, right: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor | tuple | list | dict):
+        return nest.rebuild(value, nest.leaves(value) | right)
     return None  # an output of a kind of its own is compared only
