@@ -129,7 +129,7 @@ def test_a_loss_that_compares_examples_is_named() -> None:
 
 def test_a_loss_that_normalises_the_batch_before_the_model_is_named() -> None:
     setup = mlp()
-    setup.loss = lambda model, batch: classify(model, (batch[0] / batch[0].std(0), batch[1]))
+    setup.loss = lambda model, batch: classify(model, (batch[0] / batch[0].abs().mean(0), batch[1]))
     assert named(prove(target(setup), size=8)) == [("coupled examples", "the loss")]
 
 
@@ -139,6 +139,12 @@ def test_a_mean_over_ragged_tokens_is_named_with_its_count() -> None:
     assert "count=lambda batch: (batch['labels'][:, 1:] != -100).sum()" in proof.causes[0].fix
     assert all(trial.corrected is not None and trial.corrected.relative <= 1e-10 for trial in proof.trials)
     assert proof.largest is not None and proof.largest.relative > 0.05
+
+
+def test_a_part_without_a_token_is_no_fault() -> None:
+    batch = ragged([9, 3, 7, 2, 8, 4, 9, 5])
+    batch["labels"][6:] = IGNORED
+    assert prove(target(transformer(), make_batch=lambda size: batch), size=8).equal
 
 
 def test_tokens_alike_can_not_tell_and_the_report_says_so() -> None:

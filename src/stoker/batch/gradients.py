@@ -72,21 +72,25 @@ def worst(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
 
 
 def combined(parts: Sequence[Gradient], weights: Sequence[float]) -> Gradient:
-    """The weighted sum of gradients."""
+    """The weighted sum of gradients; a part of weight 0 may be NaN, as the mean over no token is."""
     total: Gradient = {}
     for part, weight in zip(parts, weights, strict=True):
+        if weight == 0:
+            continue
         for name, tensor in part.items():
             total[name] = total[name] + weight * tensor if name in total else weight * tensor
     return total
 
 
 def fit_weights(parts: Sequence[Gradient], whole: Gradient) -> list[float]:
-    """The weights whose sum of the parts comes closest to the whole: least squares, refined twice."""
+    """The weights whose sum of the parts comes closest to the whole: least squares, refined twice. NaN if any is."""
 
     def product(a: Gradient, b: Gradient) -> float:
         return sum(float((a[name].double() * b[name].double()).sum()) for name in a.keys() & b.keys())
 
     gram = np.array([[product(a, b) for b in parts] for a in parts])
+    if not np.isfinite(gram).all():
+        return [float("nan")] * len(parts)
     weights = np.zeros(len(parts))
     for _ in range(3):
         left = combined([whole, *parts], [1.0, *(-weights)])
