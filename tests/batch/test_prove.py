@@ -16,6 +16,7 @@ from stoker.batch.prove import prove
 from stoker.batch.target import Maker, Target
 from stoker.errors import ConfigError
 from tests.batch.models import (
+    IGNORED,
     Setup,
     classify,
     conv,
