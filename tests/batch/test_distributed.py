@@ -16,7 +16,14 @@ MAKER = Maker(f"{Path(__file__).parent / 'makers.py'}:vectors")
 def measured(**change: float) -> Distributed:
     """One rank: 10 ms + 10 ms a micro-batch; two ranks the same and 10 ms of exchange."""
     points = [
-        Point(Scope(8, number, ranks), 0.01 + 0.01 * number + 0.01 * (ranks - 1), 0.01 + 0.01 * number, (0.1,), 10**6)
+        Point(
+            Scope(8, number, ranks),
+            0.01 + 0.01 * number + 0.01 * (ranks - 1),
+            0.01 + 0.01 * number,
+            (0.1,),
+            10**6,
+            10**5,
+        )
         for ranks in (1, 2)
         for number in (1, 4)
     ]

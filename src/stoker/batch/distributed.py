@@ -42,6 +42,8 @@ class Point:
     """Of one rank's process (CPU) or of its allocator (CUDA), over all points of that number of ranks; the largest
     rank.
     """
+    start_bytes: int
+    """Of those, there before the first batch: weights, and in a process its libraries."""
 
     @property
     def exchange_share(self) -> float:
@@ -134,7 +136,7 @@ class Distributed:
     def __str__(self) -> str:
         head = (
             "ranks", "micro-batches", "examples per update (global)", "learning rate", "ms per update", "examples/s",
-            "efficiency", "exchange", "peak MB per rank",
+            "efficiency", "exchange", "peak MB per rank", "at the start",
         )  # fmt: skip
         rows = [head, *(self._row(point) for point in self.points)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
@@ -167,6 +169,7 @@ class Distributed:
             f"{self.efficiency(point):.0%}",
             f"{point.exchange_share:.1%}",
             f"{point.peak_bytes / 1e6:,.0f}",
+            f"{point.start_bytes / 1e6:,.0f}",
         )
 
 
@@ -241,6 +244,7 @@ def _points(answers: Sequence[Mapping[str, Any]], size: int, ranks: int) -> list
                 median(without),
                 tuple(slowest),
                 max(answer["peak_bytes"] for answer in answers),
+                max(answer["start_bytes"] for answer in answers),
             )
         )
     return made

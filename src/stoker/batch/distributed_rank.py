@@ -31,7 +31,7 @@ def work(job: ranks.Job) -> dict[str, Any]:
     torch.set_num_threads(asked["threads"])
     target = Maker(asked["path"], tuple(asked["arguments"]))()
     assert isinstance(target, Target)
-    before = peak_resident_bytes()
+    start = _peak(target.device)
     batch = target.make_batch(asked["size"])
     model: nn.Module = target.model
     if job.ranks > 1:
@@ -50,7 +50,7 @@ def work(job: ranks.Job) -> dict[str, Any]:
     return {
         "points": points,
         "peak_bytes": _peak(target.device),
-        "before_bytes": before if target.device.type == "cpu" else 0,
+        "start_bytes": start,
         "gradient_bytes": moved,
         "all_reduces": _all_reduces([*asked["probes"], moved], asked["updates"], target.device)
         if job.ranks > 1
