@@ -381,6 +381,17 @@ def test_in_training_precision_rounding_is_shown_beside() -> None:
     assert 1e-9 < max(trial.gaps[0].relative for trial in single) < 1e-4
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_a_real_language_model_whose_logits_are_fp32(tiny_llama: nn.Module, right: bool) -> None:
+    setup = transformer()
+    setup.model = tiny_llama.train()
+    setup.loss = lambda model, batch: model(input_ids=batch["ids"], labels=batch["labels"]).loss
+    proof = prove(target(setup, count=labels_after_the_first if right else None), size=8)
+    assert proof.precision == "float64"
+    assert 1e-9 < proof.rounding < 1e-6  # the loss casts logits to fp32
+    assert named(proof) == ([] if right else [("per-microbatch mean", "the loss")])
+
+
 class OnlySingle(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x @ torch.eye(x.shape[1], dtype=torch.float32)

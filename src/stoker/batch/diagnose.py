@@ -24,7 +24,7 @@ __all__ = ["Case", "Diagnosis", "corrected", "diagnose", "dtype_of", "loop_cause
 EXACT = 1e-10
 """Largest relative difference between equal gradients in fp64."""
 ROUNDING_AT_MOST = 1e-5
-"""Reordering that moves a gradient more than this in fp64 is no rounding, not even of a model that casts to fp32."""
+"""What moves a gradient more than this in fp64 is no rounding, not even of a model that casts to fp32."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def rounding_at_most(self) -> float:
-        """Reordering that changes a gradient more than this is none."""
+        """What changes a gradient more than this is none."""
         return ROUNDING_AT_MOST if self.double else min(0.05, 1000 * self._epsilon)
 
     @property
@@ -134,12 +134,16 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def _rounding(case: Case, found: Diagnosis) -> None:
-    """What reordering the examples changes is rounding, unless it is too much for that."""
+    """What reordering the examples changes is rounding, unless it is too much for that. So is what scaling the loss
+    changes, which shows where a model in fp64 casts to fp32 (logits, say).
+    """
     orders = [
         list(range(case.size))[::-1],
         torch.randperm(case.size, generator=torch.Generator().manual_seed(0)).tolist(),
     ]
-    found.rounding = max(worst(case.rig.gradient(case.part(order)), found.whole) for order in orders)
+    again = [case.rig.gradient(case.part(order)) for order in orders]
+    again += [case.rig.gradient(case.batch, scale=scale) for scale in (1 / 3, 0.7)]
+    found.rounding = max(worst(gradient, found.whole) for gradient in again)
     if found.rounding <= case.rounding_at_most:
         found.tolerance = max(case.exact, (20 if case.double else 4) * found.rounding)
 

@@ -52,9 +52,7 @@ def work(job: ranks.Job) -> dict[str, Any]:
         "peak_bytes": _peak(target.device),
         "start_bytes": start,
         "gradient_bytes": moved,
-        "all_reduces": _all_reduces([*asked["probes"], moved], asked["updates"], target.device)
-        if job.ranks > 1
-        else [],
+        "all_reduces": _all_reduces(asked["probes"], moved, asked["updates"], target.device) if job.ranks > 1 else [],
         "calls": len(_buckets(moved)),
         "adam": "adam" in type(target.optimizer).__name__.lower(),
         "learning_rate": float(target.optimizer.param_groups[0]["lr"]),
@@ -78,18 +76,18 @@ def _update(target: Target, model: nn.Module, microbatches: Sequence[Any], excha
     return _timed(run, target.device)
 
 
-def _all_reduces(sizes: Sequence[int], repeats: int, device: torch.device) -> list[dict[str, Any]]:
-    """Of fp32 zeros, in the buckets that DistributedDataParallel makes."""
+def _all_reduces(probes: Sequence[int], moved: int, repeats: int, device: torch.device) -> list[dict[str, Any]]:
+    """Of fp32 zeros: each probe in one call, the gradient in the buckets that DistributedDataParallel makes."""
     made = []
-    for size in sizes:
-        buckets = [torch.zeros(max(1, part // 4), device=device) for part in _buckets(size)]
+    for parts in [*([size] for size in probes), _buckets(moved)]:
+        buffers = [torch.zeros(max(1, part // 4), device=device) for part in parts]
 
-        def run(buckets: Sequence[torch.Tensor] = buckets) -> None:
-            for bucket in buckets:
-                dist.all_reduce(bucket)
+        def run(buffers: Sequence[torch.Tensor] = buffers) -> None:
+            for buffer in buffers:
+                dist.all_reduce(buffer)
 
         times = [_timed(run, device) for _ in range(WARM_UP + repeats)][WARM_UP:]
-        made.append({"bytes": size, "calls": len(buckets), "seconds": times})
+        made.append({"bytes": sum(parts), "seconds": times})
     return made
 
 

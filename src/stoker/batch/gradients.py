@@ -190,11 +190,13 @@ class Rig:
         np.random.seed(seed)
         random.seed(seed)
 
-    def gradient(self, batch: Any, *, seed: int = 0, reset: bool = True) -> Gradient:
-        """Of the loss of one batch; `reset=False` leaves the buffers as the pass before left them."""
+    def gradient(self, batch: Any, *, seed: int = 0, reset: bool = True, scale: float = 1.0) -> Gradient:
+        """Of the loss of one batch; `reset=False` leaves the buffers as the pass before left them. `scale` multiplies
+        the loss and divides the gradient.
+        """
         self.reset(seed) if reset else self.seed(seed)
-        torch.autograd.backward(self.loss(self.model, batch))
-        return self.taken()
+        torch.autograd.backward(self.loss(self.model, batch) * scale)
+        return {name: tensor / scale for name, tensor in self.taken().items()}
 
     def after(self, loop: Callable[[nn.Module, Sequence[Any]], object], parts: Sequence[Any]) -> Gradient:
         """What a loop over micro-batches leaves in `.grad`. ConfigError where it changes the weights."""

@@ -87,7 +87,7 @@ class Proof:
     precision: str
     """What decided: "float64", or the model's own dtype where it can't compute in float64."""
     rounding: float
-    """The relative difference that reordering the examples makes, in that precision."""
+    """The relative difference that reordering the examples, or scaling the loss, makes in that precision."""
     tolerance: float
     """A larger relative difference is a fault."""
     weighed_by: str
@@ -131,7 +131,7 @@ class Proof:
         if self.largest is not None:
             lines += [
                 f"Largest difference {_share(self.largest.relative)} ({self.largest.parameter}, {self.precision}); "
-                f"reordering the examples makes {_share(self.rounding)}, a fault is more than "
+                f"rounding makes {_share(self.rounding)}, a fault is more than "
                 f"{_share(self.tolerance)}.",
                 "",
                 *_table([HEAD, *(_row(trial) for trial in self.trials)]),
