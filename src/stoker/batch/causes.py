@@ -8,9 +8,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stoker.batch.layers import LOSS, MODEL
 from stoker.batch.proof import Cause, Trial, Weighting
 
-__all__ = ["LOOP", "LOSS", "of_coupling", "of_draws", "of_loop", "of_state", "of_unknown", "of_weights"]
+__all__ = ["EQUAL", "LOOP", "LOSS", "SUM", "of_coupling", "of_draws", "of_loop", "of_state", "of_unknown", "of_weights"]
 
 LOOP = "the loop"
+SUM = "1 each, as a sum"
+EQUAL = "1 / their number"
+"""Ways to weigh micro-batches without counting anything."""
 SAME = 1e-6
 """Weights that differ by less are meant to be the same."""
 
@@ -57,7 +60,7 @@ def _accumulate(right: Weighting) -> str:
         return (
             f"weigh by them: accumulate(model, loss, microbatches, count={right.code}); Target(count=...) for a proof"
         )
-    if right.name.startswith("nothing (each"):
+    if right.name == SUM:
         return "the loss is a sum: accumulate(model, loss, microbatches, reduction='sum')"
     if right.name == "the target's count":
         return "accumulate(model, loss, microbatches, count=...) with the target's count"

@@ -187,8 +187,8 @@ def _weighed(case: Case, found: Diagnosis) -> bool:
     elif target.accumulate is None and (rows := [float(nest.examples(batch)) for batch in batches]) != examples:
         ways.append(("the length of dim 0", "", _shares(rows), nest.examples))  # which `accumulate` would count
     ways.append(("examples", "", _shares(examples), nest.examples if target.take is None else None))
-    ways.append(("nothing (each added as it is)", "", [1.0] * len(batches), None))
-    ways.append(("nothing (divided by their number)", "", [1 / len(batches)] * len(batches), None))
+    ways.append((causes.SUM, "", [1.0] * len(batches), None))
+    ways.append((causes.EQUAL, "", [1 / len(batches)] * len(batches), None))
     for unit in units(case.batch):
         ways.append((unit.name, unit.code, _shares([unit.count(batch) for batch in batches]), unit.count))
     texts = any(isinstance(leaf, Tensor) and leaf.ndim == 2 and not leaf.is_floating_point() for leaf in _leaves(case))
