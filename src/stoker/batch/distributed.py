@@ -95,7 +95,7 @@ class Distributed:
 
     def amortised(self, ranks: int) -> tuple[tuple[int, float], ...]:
         """(micro-batches per update, predicted share of the exchange): measured work, a line through it, plus the
-        predicted all-reduce. An upper bound, as the exchange may hide behind the backward.
+        predicted all-reduce. What hides behind the backward, or slows it, is left out.
         """
         exchange = next(one for one in self.exchanges if one.ranks == ranks)
         points = [point for point in self.points if point.scope.data_parallel_ranks == ranks]
