@@ -27,6 +27,7 @@ TORCH_FREE = (
     "stoker.batch.levers",
     "stoker.batch.plan",
     "stoker.batch.search",
+    "stoker.batch.scope",
     "stoker.batch.translate",
     "stoker.record",
     "stoker.report",

@@ -1,6 +1,7 @@
 """The docs tell the truth: generated pages are fresh, lists are complete, named tests exist."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,18 @@ def test_tests_named_in_the_requirements_exist() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [path.name for path in (ROOT / "docs").glob("*.md") if path.name not in navigation] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["accumulation.md"])
+def test_examples_of_the_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python blocks as one script; those with a title are files beside it."""
+    script = ""
+    for title, code in re.findall(r"^```python(?: title=\"(.+?)\")?\n(.*?)^```$", page(name), re.MULTILINE | re.DOTALL):
+        if title:
+            (tmp_path / title).write_text(code, encoding="utf-8")
+        else:
+            script += code
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    runpy.run_path(str(tmp_path / "script.py"))

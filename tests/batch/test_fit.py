@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.batch.fit import Fit, _Fitting, fit
-from stoker.batch.ranks import Agreement
+from stoker.batch.agreement import Agreement
 from stoker.batch.search import Search
 from stoker.batch.target import Maker, Target
 from stoker.batch.trials import Ending

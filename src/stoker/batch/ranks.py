@@ -1,76 +1,139 @@
-"""Ranks agree on each trial: a size runs where it runs on all of them."""
+"""Real data-parallel ranks: gloo processes on this machine's loopback, started, waited for and ended under a deadline.
 
-from collections.abc import Callable
-from dataclasses import replace
+`launch` starts `python -m module FOLDER RANK RANKS` for each rank and waits; the module calls `run_rank`, which joins
+the others and answers. What goes in and out are files in the folder: numbers as JSON, tensors as safetensors.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from stoker.batch.trials import Ending
 from stoker.errors import RunError
 
-__all__ = ["Agreement"]
+__all__ = ["Job", "launch", "run_rank"]
 
-_ENDS = ("error", "out of memory", "killed", "deadline", "ran")
-"""From the worst to the best: what all agree on is the worst."""
-_NONE = 2**62
+POLL_S = 0.02
+GRACE_S = 5.0
+TAIL_LINES = 15
 
 
-class Agreement:
-    """Of all processes of the default group, where there is one; else of this process alone."""
+@dataclass(frozen=True)
+class Job:
+    """What a rank is asked to do."""
 
-    def __init__(self) -> None:
-        self._group: distributed.ProcessGroup | None = None
-        self.ranks = 0
-        """How many agree; 0: there is no group."""
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            self.ranks = distributed.get_world_size()
-            # On the CPU, whatever the default group is: what is agreed on is that a device's memory is full.
-            self._group = distributed.new_group(backend="gloo")
+    rank: int
+    ranks: int
+    numbers: dict[str, Any]
+    tensors: dict[str, Tensor]
 
-    def all_have(self, look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What each finds of itself. An error of one rank is raised on all: none waits for it."""
-        if self._group is None:
-            return look()
-        found: dict[str, Any] = {}
 
-        def looked() -> Ending:
-            found.update(look())
-            return Ending("ran", {}, "", "")
-
-        self.reached(looked)
-        return found
-
-    def smallest(self, value: int | None) -> int | None:
-        """Of those that have one."""
-        if self._group is None:
-            return value
-        mine = torch.tensor(_NONE if value is None else value)
-        distributed.all_reduce(mine, distributed.ReduceOp.MIN, group=self._group)
-        return None if mine == _NONE else int(mine)
-
-    def reached(self, trial: Callable[[], Ending]) -> Ending:
-        """What all agree on: the worst ending, and the largest peak. An error of one rank is raised on all."""
-        if self._group is None:
-            return trial()
-        error: Exception | None = None
-        ending: Ending | None = None
+def launch(
+    module: str, ranks: int, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor], deadline_s: float
+) -> list[dict[str, Any]]:
+    """Each rank's answer, in order. RunError with the rank's own last lines where one fails, or none is done in
+    time.
+    """
+    with tempfile.TemporaryDirectory(prefix="stoker-ranks-") as name:
+        folder = Path(name)
+        (folder / "job.json").write_text(json.dumps({"deadline_s": deadline_s, **numbers}), encoding="utf-8")
+        save_file(
+            {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()},
+            folder / "job.safetensors",
+        )
+        children: list[subprocess.Popen[bytes]] = []
         try:
-            ending = trial()
-        except Exception as caught:
-            error = caught
-        end = _ENDS.index(ending.end) if ending else 0
-        peak = ending.told.get("peak_bytes") or 0 if ending else 0
-        mine = torch.tensor([end, peak])
-        all_ = [torch.empty_like(mine) for _ in range(self.ranks)]
-        distributed.all_gather(all_, mine, group=self._group)
-        worst, rank = min((int(one[0]), rank) for rank, one in enumerate(all_))
-        if error is not None:
-            raise error
-        if ending is None or _ENDS[worst] == "error":
-            raise RunError(f"a trial, or the making of its target, failed on rank {rank}: see the error there")
-        if ending.end != _ENDS[worst]:
-            return Ending(_ENDS[worst], {}, f"on rank {rank}", "")
-        peak = max(int(one[1]) for one in all_)
-        return replace(ending, told=ending.told | {"peak_bytes": peak or None}) if ending.end == "ran" else ending
+            for rank in range(ranks):
+                children.append(_start(module, folder, rank, ranks))
+            _wait(children, folder, time.monotonic() + deadline_s)
+        finally:
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)  # with whatever it started
+                child.wait()
+        return [json.loads(_answer(folder, rank).read_text("utf-8")) for rank in range(ranks)]
+
+
+def run_rank(work: Callable[[Job], dict[str, Any]]) -> None:
+    """In a rank's process: join the others, work, leave the answer. Ends by itself at the deadline."""
+    folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    numbers = json.loads((folder / "job.json").read_text("utf-8"))
+    deadline_s = float(numbers["deadline_s"])
+    faulthandler.dump_traceback_later(deadline_s + GRACE_S, exit=True)
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=deadline_s),
+    )
+    answer = work(Job(rank, ranks, numbers, load_file(folder / "job.safetensors")))
+    written = _answer(folder, rank)
+    written.with_suffix(".part").write_text(json.dumps(answer), encoding="utf-8")
+    written.with_suffix(".part").rename(written)
+    dist.barrier()  # nobody leaves while another still needs it
+    dist.destroy_process_group()
+
+
+def _start(module: str, folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
+    paths = [str(Path(path).absolute()) for path in [*sys.path, "."]]
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "GLOO_SOCKET_IFNAME": loopback}
+    with _log(folder, rank).open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(folder), str(rank), str(ranks)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def _wait(children: list[subprocess.Popen[bytes]], folder: Path, until: float) -> None:
+    while True:
+        codes = [child.poll() for child in children]
+        for rank, code in enumerate(codes):
+            if code:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit status {code}"
+                raise RunError(f"rank {rank} of {len(children)} {how}; its last lines:\n{_tail(folder, rank)}")
+        if all(code == 0 for code in codes):
+            return
+        if time.monotonic() > until:
+            waiting = [rank for rank, code in enumerate(codes) if code is None]
+            raise RunError(
+                f"ranks {', '.join(map(str, waiting))} of {len(children)} were not done at the deadline; raise "
+                "deadline_s, or "
+                f"take fewer examples. The last lines of rank {waiting[0]}:\n{_tail(folder, waiting[0])}"
+            )
+        time.sleep(POLL_S)
+
+
+def _answer(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.json"
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.log"
+
+
+def _tail(folder: Path, rank: int) -> str:
+    lines = _log(folder, rank).read_text("utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-TAIL_LINES:])

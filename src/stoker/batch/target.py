@@ -4,7 +4,7 @@ A plain PyTorch loop is a `Target`: its model, optimizer, batch maker and loss. 
 size (a reinforcement-learning run, say) is a `Workload`. Trials in a process of their own make theirs by a `Maker`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +54,14 @@ class Target:
     """`load(size, options)` gives one epoch of real batches, `size` examples each (drop a smaller last one), loaded
     as training does, with those options: usually `DataLoader(data, size, drop_last=True, **options.keywords())`. Its
     batches are moved to the model's device. Without it nothing can be said about waiting for data."""
+    take: Callable[[Any, Sequence[int]], Any] | None = None
+    """`take(batch, rows)`: the batch of the examples at those places. None: tensors, and dicts, tuples, lists and
+    dataclasses of them, are indexed along dim 0."""
+    count: Callable[[Any], float | Tensor] | None = None
+    """How many units (tokens, say) a batch's loss is the mean of. None: its examples."""
+    accumulate: Callable[[nn.Module, Sequence[Any]], object] | None = None
+    """`accumulate(model, microbatches)`: your loop's own way from micro-batches to `.grad`, for a proof of it.
+    None: `stoker.batch.accumulate`."""
 
     @property
     def device(self) -> torch.device:

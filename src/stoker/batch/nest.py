@@ -1,0 +1,106 @@
+"""Batches as trainings make them: tensors, and dicts, lists, tuples and dataclasses of them.
+
+Their examples lie along dim 0 of every tensor. Whatever else a batch may be, its target says how to take examples of
+it.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stoker.errors import ConfigError
+
+__all__ = ["cast", "examples", "leaves", "rebuild", "take"]
+
+FIX = (
+    "give the target `take=function`, where `function(batch, rows)` makes the batch of the examples at those places "
+    "(stoker.batch.Target), and a `count` to accumulate by"
+)
+
+
+def leaves(batch: Any, path: str = "") -> dict[str, Any]:
+    """Everything in a batch that is no container, by its path: `['labels']`, `[0]`, `.mask`; a lone tensor by
+    ``""``.
+    """
+    inside = _inside(batch)
+    if inside is None:
+        return {path: batch}
+    return {place: leaf for key, value in inside.items() for place, leaf in leaves(value, path + key).items()}
+
+
+def rebuild(batch: Any, new: Mapping[str, Any], path: str = "") -> Any:
+    """A batch of the same containers with other leaves, by the paths of `leaves`."""
+    inside = _inside(batch)
+    if inside is None:
+        return new[path]
+    made = [rebuild(value, new, path + key) for key, value in inside.items()]
+    if isinstance(batch, Mapping):
+        items = dict(zip(batch, made, strict=True))
+        return items if type(batch) is dict else type(batch)(items)  # type: ignore[call-arg]
+    if isinstance(batch, tuple):
+        return type(batch)(*made) if hasattr(batch, "_fields") else tuple(made)
+    if isinstance(batch, list):
+        return made
+    names = (field.name for field in dataclasses.fields(batch))
+    return dataclasses.replace(batch, **dict(zip(names, made, strict=True)))
+
+
+def examples(batch: Any) -> int:
+    """Examples in a batch: the length of dim 0, the same for all its tensors. ConfigError where there is no such
+    length.
+    """
+    sizes = {path: leaf.shape[0] for path, leaf in leaves(batch).items() if isinstance(leaf, Tensor) and leaf.ndim > 0}
+    if not sizes:
+        raise ConfigError(f"a batch of type {type(batch).__name__} holds no tensor whose dim 0 counts examples: {FIX}")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"batch{path} has {size}" for path, size in sizes.items())
+        raise ConfigError(f"the tensors of a batch differ along dim 0, where examples should lie ({listed}): {FIX}")
+    return next(iter(sizes.values()))
+
+
+def take(batch: Any, rows: Sequence[int]) -> Any:
+    """The batch of the examples at those places, with its padding as it was. ConfigError for what can't be taken apart.
+
+    Tensors are indexed along dim 0, as are lists of one plain value an example; tensors without dims, numbers, words
+    and None stay.
+    """
+    size = examples(batch)
+    return rebuild(batch, {path: _taken(leaf, path, rows, size) for path, leaf in leaves(batch).items()})
+
+
+def cast(batch: Any, dtype: torch.dtype) -> Any:
+    """The batch with its floating tensors in another dtype; the others as they are."""
+
+    def one(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return rebuild(batch, {path: one(leaf) for path, leaf in leaves(batch).items()})
+
+
+def _inside(batch: Any) -> dict[str, Any] | None:
+    """What a container holds, by the text that reaches it in Python; None for what is none."""
+    if isinstance(batch, Mapping):
+        return {f"[{key!r}]": value for key, value in batch.items()}
+    if isinstance(batch, tuple | list) and not _plain(batch):
+        return {f"[{place}]": value for place, value in enumerate(batch)}
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return {f".{field.name}": getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    return None
+
+
+def _plain(batch: Sequence[Any]) -> bool:
+    """A list of lengths, say, is one leaf."""
+    return isinstance(batch, list) and bool(batch) and all(isinstance(item, int | float | str) for item in batch)
+
+
+def _taken(leaf: Any, path: str, rows: Sequence[int], size: int) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf[torch.as_tensor(rows, device=leaf.device)] if leaf.ndim else leaf
+    if isinstance(leaf, list) and len(leaf) == size:
+        return [leaf[row] for row in rows]
+    if leaf is None or isinstance(leaf, int | float | str | bool):
+        return leaf
+    raise ConfigError(f"batch{path} is a {type(leaf).__name__}, which has no examples to take: {FIX}")
