@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.common import ROOT, arguments, finish
 from bench.fit_models import MODELS, OUT_OF_MEMORY, maker
-from stoker.batch.fit import fit
+from stoker.batch.fitting import fit
 from stoker.batch.trials import environment
 
 MIB = 2**20

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from stoker.batch.loading import LoaderOptions
-from stoker.batch.sweep import sweep
+from stoker.batch.sweeping import sweep
 from stoker.batch.swept import Sweep
 from stoker.batch.target import Target
 from stoker.batch.timing import Effort

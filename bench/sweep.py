@@ -20,7 +20,7 @@ from typing import Any
 from bench.common import finish
 from bench.devices import KINDS, Device, draw, truth, waits
 from bench.slow_loader import LOADERS, examine
-from stoker.batch.sweep import sweep
+from stoker.batch.sweeping import sweep
 
 DEVELOPMENT, SCORED = 0, 10_000
 """Where the two sets of seeds begin."""

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from stoker.batch import Maker, Target, prove, trace
 from stoker.config import load as config_load
 from stoker.rl.tasks import read_rows
 from stoker.runner import train
@@ -30,3 +32,21 @@ def test_held_out_prompts_of_an_example_are_in_no_training_row(path: Path, monke
     held_out = {str(row.content) for found in rows.validation.values() for row in found}
     assert len(held_out) >= 200
     assert not train_prompts & held_out
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "size"), [("digits", ("8",), 16), ("ctr", ("2",), 64), ("causal_lm", ("1", "16"), 4)]
+)
+def test_a_batch_example_trains_and_is_ready_for_every_command(name: str, words: tuple[str, ...], size: int) -> None:
+    target = Maker(str(EXAMPLES / f"batch_{name}.py:make_target"), words)()
+    assert isinstance(target, Target)
+    batch = target.make_batch(size)
+    before = target.loss(target.model, batch).item()
+    for _ in range(10):
+        target.step(size)
+    assert target.loss(target.model, batch).item() < before
+    assert target.most is not None
+    assert trace(target).parameters == sum(parameter.numel() for parameter in target.model.parameters())
+    whole, first = (torch.utils._pytree.tree_leaves(target.make_batch(n))[0] for n in (size, 1))
+    assert torch.equal(whole[:1], first)  # the longest come first, whatever the size
+    assert prove(target, size=size, splits=[size // 2], ranks=(1,)).largest is not None

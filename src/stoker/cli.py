@@ -8,6 +8,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from stoker.cli_batch import batch
+from stoker.cli_errors import fail
 from stoker.errors import DataError, StokerError
 
 __all__ = ["app", "main"]
@@ -15,10 +17,12 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Online RL post-training of language models that knows its batch sizes and its cost.\n\n"
-    "Begin with `stoker init run.toml`, look at it with `stoker train run.toml --dry-run`, try one real step with "
+    help="Batch control for any PyTorch training, and online RL post-training of language models.\n\n"
+    "Batch sizes: `stoker batch fit train.py:make_target`; more under `stoker batch --help`.\n\n"
+    "RL: begin with `stoker init run.toml`, look at it with `stoker train run.toml --dry-run`, try one real step with "
     "`--smoke`, then run it.",
 )
+app.add_typer(batch, name="batch")
 
 
 def _version(wanted: bool) -> None:
@@ -279,16 +283,6 @@ def _read_line() -> str:
         return input("> ").strip()
     except EOFError:
         return ""
-
-
-def fail(error: StokerError | str) -> NoReturn:
-    """The cause and the way out, no traceback; exit 1 (2 for a mistake in the command or the run file)."""
-    from stoker.errors import ConfigError
-    from stoker.record.printable import printable
-
-    notes = getattr(error, "__notes__", [])
-    typer.echo(printable("\n".join([f"error: {error}", *notes])), err=True)
-    raise typer.Exit(2 if isinstance(error, ConfigError | str) else 1)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.batch.prove import prove
+from stoker.batch.proving import prove
 from stoker.batch.ranks import launch
 from stoker.batch.target import Maker
 from stoker.errors import RunError

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.batch.target import Target
-from stoker.batch.trace import Trace, trace
+from stoker.batch.tracing import Trace, trace
 from stoker.errors import ConfigError
 from stoker.memory import Setup, predict, shape_of
 from stoker.memory.activations import embedded, ending, kept

@@ -1,0 +1,74 @@
+"""Batch control for any PyTorch training: what fits, where speed saturates, where the bytes go, exact accumulation.
+
+```python
+from stoker.batch import Target, fit
+
+def make_target():
+    return Target(model, optimizer, make_batch, loss)  # loss(model, make_batch(size)) gives the scalar
+
+print(fit("train.py:make_target"))
+```
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker.batch.accumulation import Accumulated, accumulate, windows
+    from stoker.batch.certificate import Fit
+    from stoker.batch.fitting import fit
+    from stoker.batch.loading import LoaderOptions
+    from stoker.batch.predicting import predicted
+    from stoker.batch.proof import Proof
+    from stoker.batch.proving import prove
+    from stoker.batch.sweeping import sweep
+    from stoker.batch.swept import Sweep
+    from stoker.batch.target import Maker, Target, Workload
+    from stoker.batch.tracing import Trace, trace
+
+__all__ = [
+    "Accumulated",
+    "Fit",
+    "LoaderOptions",
+    "Maker",
+    "Proof",
+    "Sweep",
+    "Target",
+    "Trace",
+    "Workload",
+    "accumulate",
+    "fit",
+    "predicted",
+    "prove",
+    "sweep",
+    "trace",
+    "windows",
+]
+
+_HOMES = {
+    "Accumulated": "accumulation",
+    "Fit": "certificate",
+    "LoaderOptions": "loading",
+    "Maker": "target",
+    "Proof": "proof",
+    "Sweep": "swept",
+    "Target": "target",
+    "Trace": "tracing",
+    "Workload": "target",
+    "accumulate": "accumulation",
+    "fit": "fitting",
+    "predicted": "predicting",
+    "prove": "proving",
+    "sweep": "sweeping",
+    "trace": "tracing",
+    "windows": "accumulation",
+}
+"""No module is named as a function of this package: an imported module would hide it."""
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: batch plans must work, and start fast, without torch.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stoker.batch' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"stoker.batch.{_HOMES[name]}"), name)

@@ -33,6 +33,8 @@ class Run:
     timed: dict[int, Timed] = field(default_factory=dict)
     ladder: tuple[int, ...] = ()
     """The sizes that were tried first: doublings, usually."""
+    on_timed: Callable[[Timed], None] | None = None
+    """Told of each size whenever it has been timed."""
 
     def step(self, size: int) -> Callable[[], None]:
         """A step on one batch that is made now and held, or where the target holds none, one that makes its own."""
@@ -43,7 +45,10 @@ class Run:
         return lambda: step_on(batch)
 
     def time(self, size: int) -> Timed:
-        return time_steps(self.step(size), size, self.instruments, self.effort)
+        timed = time_steps(self.step(size), size, self.instruments, self.effort)
+        if self.on_timed is not None:
+            self.on_timed(timed)
+        return timed
 
     def again(self, sizes: Sequence[int]) -> None:
         """More rounds of sizes that were measured, first rounds of others."""

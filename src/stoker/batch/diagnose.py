@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.batch import causes, layers, nest
-from stoker.batch.accumulate import accumulate
+from stoker.batch.accumulation import accumulate
 from stoker.batch.gradients import Gradient, Rig, combined, expected_draws, fit_weights, worst
 from stoker.batch.proof import Cause, Weighting
 from stoker.batch.target import Target

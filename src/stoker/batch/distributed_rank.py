@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.batch import ranks
-from stoker.batch.accumulate import accumulate
+from stoker.batch.accumulation import accumulate
 from stoker.batch.target import Maker, Target
 from stoker.record.memory import peak_resident_bytes
 

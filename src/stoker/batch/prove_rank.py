@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.batch import nest, ranks
-from stoker.batch.accumulate import accumulate
+from stoker.batch.accumulation import accumulate
 from stoker.batch.gradients import Gradient, Rig, expected_draws, gaps, on_copies, worst
 from stoker.batch.target import Maker, Target
 from stoker.errors import ConfigError
@@ -24,6 +24,8 @@ def work(job: ranks.Job) -> dict[str, Any]:
     assert isinstance(target, Target)
     _load(target.model, job)
     batch = _batch(target, job)
+    if job.numbers["double"]:
+        batch = nest.cast(batch, torch.float64)
     whole = {name: tensor.to(target.device) for name, tensor in _under("gradient:", job).items()}
     with on_copies(target.model, torch.float64 if job.numbers["double"] else None), expected_draws(target.model):
         rig = Rig(target.model, target.loss)

@@ -20,7 +20,7 @@ from stoker.batch.limits import Meter, capacity_bytes, warm_up
 from stoker.batch.out_of_memory import is_out_of_memory, may_be_out_of_memory
 from stoker.batch.rehearsal import rehearse, states_per_weight
 from stoker.batch.target import Maker, Target, Workload
-from stoker.batch.trace import trace
+from stoker.batch.tracing import trace
 from stoker.errors import StokerError
 
 __all__ = ["described", "ended_by"]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.batch.certificate import Fit, Trial
-from stoker.batch.fit import fit
+from stoker.batch.fitting import fit
 from stoker.batch.target import Maker
 from stoker.config import load as config_load
 from stoker.config.schema import RunConfig

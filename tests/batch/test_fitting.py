@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stoker.batch.fit import Fit, _Fitting, fit
 from stoker.batch.agreement import Agreement
+from stoker.batch.fitting import Fit, _Fitting, fit
 from stoker.batch.search import Search
 from stoker.batch.target import Maker, Target
 from stoker.batch.trials import Ending
@@ -254,7 +254,7 @@ RANK = """
 import sys, torch, torch.distributed as dist
 sys.path.insert(0, sys.argv[3])
 import fit_targets
-from stoker.batch.fit import fit
+from stoker.batch.fitting import fit
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 target = fit_targets.capacity(("11", "5")[rank]) if sys.argv[4] == "capacity" else (

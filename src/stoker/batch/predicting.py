@@ -2,7 +2,7 @@
 
 import torch
 
-from stoker.batch.trace import Trace
+from stoker.batch.tracing import Trace
 from stoker.errors import ConfigError
 from stoker.memory.breakdown import MOMENTS, Breakdown, Margin, Row
 from stoker.memory.setup import OPTIMIZERS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.batch.target import Target
-from stoker.batch.trace import Trace, trace
+from stoker.batch.tracing import Trace, trace
 from stoker.errors import ConfigError
 
 WIDTH, FLOAT = 8, 4

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from stoker.batch import nest
-from stoker.batch.accumulate import accumulate
+from stoker.batch.accumulation import accumulate
 from stoker.batch.causes import of_unknown
 from stoker.batch.diagnose import Case, Diagnosis, corrected, diagnose, dtype_of, loop_cause
 from stoker.batch.gradients import Gap, Rig, expected_draws, gaps, on_copies, untouched

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stoker.batch.accumulate import accumulate
+from stoker.batch.accumulation import accumulate
 from stoker.batch.proof import Proof
-from stoker.batch.prove import prove
+from stoker.batch.proving import prove
 from stoker.batch.target import Maker, Target
 from stoker.errors import ConfigError
 from tests.batch.models import (

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bench.devices import KINDS, Device, draw, truth
 from stoker.batch.counted import Limits
 from stoker.batch.loading import LoaderOptions
-from stoker.batch.sweep import sweep
+from stoker.batch.sweeping import sweep
 from stoker.batch.swept import Sweep
 from stoker.batch.target import Maker, Target
 from stoker.batch.timing import Effort
@@ -190,7 +190,7 @@ def make_target(most: str = "64") -> Target:
 
 
 def test_a_real_model_with_a_real_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.batch.sweep.limits", lambda *_: Limits(1e11, 1e10))
+    monkeypatch.setattr("stoker.batch.sweeping.limits", lambda *_: Limits(1e11, 1e10))
     found = sweep(Maker(f"{Path(__file__)}:make_target", ("48",)), effort=QUICK)
     assert found.points[-1].size == 48
     assert found.points[0].flops == 3 * 2 * (16 * 64 + 64 * 4) - 2 * 16 * 64  # the inputs need no gradient

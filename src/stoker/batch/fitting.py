@@ -12,10 +12,10 @@ import psutil
 import torch
 
 from stoker.batch.account import largest_layer, parts_of_peak
+from stoker.batch.agreement import Agreement
 from stoker.batch.certificate import Fit, Trial, growth
 from stoker.batch.in_process import InProcess
 from stoker.batch.levers import levers_of
-from stoker.batch.agreement import Agreement
 from stoker.batch.search import Observation, Search
 from stoker.batch.target import Maker, Target
 from stoker.batch.trials import Ending, Trials, environment

@@ -4,7 +4,7 @@
 made for the sweep and thrown away, or a target that may change.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,19 +43,21 @@ def sweep(
     scenario: str | None = None,
     effort: Effort | None = None,
     instruments: Instruments | None = None,
+    on_timed: Callable[[Timed], None] | None = None,
 ) -> Sweep:
     """Measures, fits and judges; see `Sweep`.
 
     `sizes`: in the target's unit, ascending; None: 1, 2, 4, ... until memory ends, `largest` or the target's `most` is
     reached, or three doublings gained nothing. `present`: the size in use. `loader`: the options in use, for a target
     that shows its loader. `compile_model`: try torch.compile (it can take minutes); None: where steps are launch-bound.
-    `roofline`: also measure the device's peak and bandwidth. `scenario`: one of `ranges.SCENARIOS`.
+    `roofline`: also measure the device's peak and bandwidth. `scenario`: one of `ranges.SCENARIOS`. `on_timed`: told of
+    each size whenever it has been timed; most are several times.
     Errors of the target that aren't a lack of memory pass through; ConfigError where not even the smallest size runs.
     """
     if scenario is not None:
         list(remarks(scenario))  # an unknown one is an error before anything is measured
     workload = target() if isinstance(target, Maker) else target
-    run = Run(workload, instruments or instruments_of(workload.device), effort or Effort())
+    run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_timed=on_timed)
     ended, stopped, settled = _measure(run, sizes, present, largest)
     found = _study(run, present, loader or LoaderOptions(), roofline)
     verdict = judging.judge(found.points, found.line, found.knee, found.nearly_free, ended, found.shown, workload.unit)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.batch import nest
-from stoker.batch.accumulate import accumulate, windows
+from stoker.batch.accumulation import accumulate, windows
 from stoker.errors import ConfigError, RunError
 from tests.batch.models import (
     IGNORED,

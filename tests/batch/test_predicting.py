@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.batch.predicted import optimizer_kind, predicted
+from stoker.batch.predicting import optimizer_kind, predicted
 from stoker.batch.target import Target
-from stoker.batch.trace import Trace, trace
+from stoker.batch.tracing import Trace, trace
 from stoker.errors import ConfigError
 
 WIDTH, WIDE, FLOAT = 8, 32, 4

@@ -1,0 +1,210 @@
+"""`stoker batch`: what a user types and reads. The measuring itself is tested where it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stoker.batch.target import Maker
+from stoker.batch.timing import Timed
+from stoker.cli import app
+from tests.report import found
+
+runner = CliRunner()
+
+TRAIN = """
+import torch
+from torch import nn
+from stoker.batch import Target
+
+def make_target(width="4"):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, int(width)), nn.{norm}, nn.Linear(int(width), 1))
+    rows = torch.randn(64, 3)
+
+    def loss(model, batch):
+        return model(batch).square().mean()
+
+    return Target(model, torch.optim.AdamW(model.parameters()), lambda size: rows[:size], loss, most=64)
+
+def broken():
+    raise KeyError("my own mistake")
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> str:
+    (tmp_path / "train.py").write_text(TRAIN.format(norm="Tanh()"))
+    return f"{tmp_path}/train.py"
+
+
+def test_help_teaches_and_gives_an_example_each() -> None:
+    text = runner.invoke(app, ["batch", "--help"]).output
+    for word in ("TARGET", "fit", "sweep", "memory", "prove", "make_target", "run.toml"):
+        assert word in text
+    for command in ("fit", "sweep", "memory", "prove"):
+        assert f"Example: stoker batch {command} " in runner.invoke(app, ["batch", command, "--help"]).output
+    assert "stoker batch fit" in runner.invoke(app, ["--help"]).output
+
+
+def test_prove_prints_exits_and_draws(train: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = runner.invoke(
+        app, ["batch", "prove", f"{train}:make_target", "--size", "6", "--splits", "3", "--html", str(page)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "every split gives the gradient of the whole batch" in done.output
+    assert "2 ranks: 3 | 3" in done.output
+    assert f"wrote {page}" in done.output
+    assert "every split gives" in page.read_text()
+    Path(train).write_text(TRAIN.format(norm="BatchNorm1d(4)"))
+    faulty = runner.invoke(app, ["batch", "prove", f"{train}:make_target", "--size", "6", "--ranks", "1", "--json"])
+    assert faulty.exit_code == 1
+    made = json.loads(faulty.output)
+    assert (made["equal"], made["causes"][0]["kind"], made["causes"][0]["place"]) == (False, "coupled examples", "1")
+
+
+def test_memory_of_a_target_and_its_words(train: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = runner.invoke(
+        app,
+        ["batch", "memory", f"{train}:make_target", "8", "--size", "32", "--capacity-gib", "1", "--html", str(page)],
+    )
+    assert done.exit_code == 0, done.output
+    for words in ("Sequential, adamw, 32 examples", "41 parameters", "in 1.00 GiB: up to", "optimizer states"):
+        assert words in done.output, words
+    for picture in found.pictures(page.read_text()):
+        found.check(picture)
+    made = json.loads(runner.invoke(app, ["batch", "memory", f"{train}:make_target", "--json"]).output)
+    assert made["trace"]["parameters"] == 3 * 4 + 4 + 4 + 1
+
+
+def test_memory_of_a_config_by_formula(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1000,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    page = tmp_path / "page.html"
+    words = [
+        "batch",
+        "memory",
+        str(tmp_path),
+        "--size",
+        "4",
+        "--tokens",
+        "128",
+        "--precision",
+        "autocast",
+        "--html",
+        str(page),
+    ]
+    done = runner.invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "4 examples" in done.output
+    assert "checkpointing: saves" in done.output
+    for picture in found.pictures(page.read_text()):
+        found.check(picture)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "novel"}))
+    refused = runner.invoke(app, ["batch", "memory", str(tmp_path)])
+    assert refused.exit_code == 2
+    assert "stoker batch memory file.py:make_target" in refused.output
+    assert runner.invoke(app, ["batch", "memory", str(tmp_path), "--precision", "fp7"]).exit_code == 2
+
+
+def test_fit_hands_its_options_on_and_tells_of_each_trial(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+    answer = found.fit()
+
+    def fit(maker: Maker, *, on_trial: Any, **options: Any) -> Any:
+        given.update(options, maker=maker)
+        if on_trial:
+            on_trial(answer.trials[0], 4)
+            on_trial(answer.trials[5], None)
+        return answer
+
+    monkeypatch.setattr("stoker.batch.fitting.fit", fit)
+    page = tmp_path / "page.html"
+    words = ["batch", "fit", "train.py:make_target", "a", "b", "--limit-gib", "2", "--ranks", "2", "--html", str(page)]
+    done = runner.invoke(app, [*words, "--per-update", "2432"])
+    assert done.exit_code == 0, done.output
+    assert given["maker"] == Maker("train.py:make_target", ("a", "b"))
+    assert (given["limit_bytes"], given["headroom"], given["ranks"]) == (2 * 2**30, 0.05, 2)
+    assert "1: ran, peak 123.0 MiB, 4.2 s; about 4 more, 0:00:17" in done.output
+    assert "643: out of memory, 4.2 s\n" in done.output
+    assert "608 examples fit on cpu, certified" in done.output
+    assert "2,432 per update = 4 micro-batches of up to 608" in done.output
+    assert "608 examples fit, certified" in page.read_text()
+    as_json = runner.invoke(app, [*words, "--json"])
+    assert json.loads(as_json.stdout)["size"] == 608
+
+
+def test_sweep_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+
+    def sweep(maker: Maker, sizes: Any, *, on_timed: Any, **options: Any) -> Any:
+        given.update(options, maker=maker, sizes=sizes)
+        if on_timed:
+            on_timed(Timed(8, [0.25, 0.25]))
+        return found.sweep()
+
+    monkeypatch.setattr("stoker.batch.sweeping.sweep", sweep)
+    words = [
+        "batch",
+        "sweep",
+        "pkg.mod:make",
+        "--sizes",
+        "8, 16",
+        "--present",
+        "8",
+        "--no-remedies",
+        "--scenario",
+        "ctr",
+    ]
+    done = runner.invoke(app, [*words, "--html", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    assert (given["sizes"], given["present"], given["remedies"], given["scenario"]) == ([8, 16], 8, False, "ctr")
+    assert "0:00:00  8: 250.00 ms/step, 32/s" in done.output
+    assert "Saturated from 270 examples." in done.output
+    assert "Saturated from 270" in (tmp_path / "page.html").read_text()
+    assert json.loads(runner.invoke(app, [*words, "--json"]).stdout)["recommended"] == 256
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("train.py", "name it as train.py:make_target"),
+        ("gone.toml", "run file gone.toml does not exist"),
+        ("gone.py:make_target", "gone.py does not exist"),
+        ("no_such_package.mod:make_target", "no module 'no_such_package'"),
+    ],
+)
+def test_a_wrong_target_is_named_with_the_way_out(target: str, says: str) -> None:
+    done = runner.invoke(app, ["batch", "prove", target])
+    assert done.exit_code == 2
+    assert says in done.output.replace("\n", " ")
+    assert "Traceback" not in done.output
+
+
+def test_wrong_names_and_numbers(train: str) -> None:
+    near = runner.invoke(app, ["batch", "prove", f"{train}:make_targt"])
+    assert near.exit_code == 2
+    assert "did you mean 'make_target'?" in near.output
+    other = runner.invoke(app, ["batch", "prove", f"{train}:nothing"])
+    assert other.exit_code == 2
+    assert "made a int without" in other.output
+    splits = runner.invoke(app, ["batch", "prove", f"{train}:make_target", "--splits", "a,b"])
+    assert splits.exit_code == 2
+    assert "--splits = 'a,b': whole numbers" in splits.output
+    as_json = runner.invoke(app, ["batch", "prove", f"{train}:nothing", "--json"])
+    assert json.loads(as_json.stdout)["event"] == "error"
+
+
+def test_a_mistake_of_the_users_own_keeps_its_traceback(train: str) -> None:
+    done = runner.invoke(app, ["batch", "prove", f"{train}:broken"])
+    assert isinstance(done.exception, KeyError)
