@@ -47,7 +47,7 @@ def _lead(found: Json) -> str:
         return ""
     return (
         f"Largest difference {_share(largest['relative'])} of the largest gradient of {largest['parameter']}, in "
-        f"{found['precision']}; reordering the examples alone makes {_share(found['rounding'])}. "
+        f"{found['precision']}; rounding alone makes {_share(found['rounding'])}. "
         f"Micro-batches weighed by {found['weighed_by']}."
     )
 
