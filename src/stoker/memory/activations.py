@@ -60,7 +60,8 @@ def ending(shape: ModelShape, setup: Setup) -> float:
     """Bytes per token between the last layer and the logits."""
     last, hidden, size = shape.blocks[-1], shape.hidden, setup.bytes_of
     if not last.post_norm:
-        return _norm(last, shape, setup, consumers=1 if shape.logits else 0)
+        capped = size.compute * shape.logits if last.attention.softcap else 0  # Gemma 2's logits, before their loss
+        return _norm(last, shape, setup, consumers=1 if shape.logits else 0) + capped
     if shape.logits != shape.vocabulary:
         return hidden * size.compute
     # BERT's head: a dense layer, its activation, a norm, and the matrix onto the vocabulary.
