@@ -79,7 +79,7 @@ def test_a_resume_with_workers_is_the_run_never_stopped(make_config: Callable[..
     quiet(make_config(2, "name=cut", "stop.steps=1"))
     resumed = quiet(make_config(3, "name=cut"), resume=True)  # another number of workers is no other run
     assert records(resumed.folder) == records(whole.folder)
-    with pytest.raises(ConfigError, match=r"rewards\.0\.workers: 3 -> 0 \(breaks the run\)"):
+    with pytest.raises(ConfigError, match=r"rewards\.0\.workers: 3 -> 0 \(alters the run\)"):
         quiet(make_config(0, "name=cut", "stop.steps=4"), resume=True)
 
 
