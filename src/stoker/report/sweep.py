@@ -1,7 +1,7 @@
 """Pictures of a sweep: throughput and peak memory over one another against the size, and what each remedy gains."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.report.bars import bars
@@ -48,7 +48,7 @@ def _throughput(found: Json) -> Plot:
     measured = Curve(
         "measured",
         [(point["size"], point["rate"]) for point in points],
-        spread=[tuple(sorted(point["size"] / each for each in point["quartiles"])) for point in points],  # type: ignore[misc]
+        spread=[tuple(sorted(point["size"] / each for each in point["quartiles"])) for point in points],
         joined=fit is None,
     )
     curves = [measured]
@@ -95,7 +95,7 @@ def _waiting(points: Sequence[Json]) -> Iterator[Plot]:
 
 
 def _table(found: Json) -> Table:
-    columns = [
+    columns: list[tuple[str, Callable[[Json], str]]] = [
         (found["unit"], lambda p: f"{p['size']:,}"),
         ("ms/step", lambda p: f"{p['seconds'] * 1e3:,.2f}"),
         (f"{found['unit']}/s", lambda p: f"{p['rate']:,.1f}"),

@@ -1,7 +1,7 @@
 """Examples of data sets made for other libraries: how long one is, and whether the longest can be found."""
 
-from collections.abc import Mapping, Sequence, Sized
-from typing import Any, cast
+from collections.abc import Mapping, Sized
+from typing import Any
 
 from stoker.errors import DataError
 
@@ -26,11 +26,11 @@ def extent(example: Any) -> int:
     return 1
 
 
-def readable(data: Any) -> Sequence[Any]:
+def readable(data: Any) -> Any:
     """A map-style data set as it is. DataError for a stream, whose longest examples aren't known."""
     if not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
         raise DataError(
             f"a {type(data).__name__} can't be read by place, so its longest examples aren't known: give a data set "
             "with a length, or write a stoker.batch.Target whose make_batch makes examples of the greatest length"
         )
-    return cast("Sequence[Any]", data)
+    return data

@@ -48,6 +48,7 @@ class TrainerTarget(Target):
 
     def _update(self, batches: list[Batch]) -> None:
         args, optimizer = self.trainer.args, self.trainer.optimizer  # accelerate's, which unscales, around the target's
+        assert optimizer is not None  # `_prepared` made it
         optimizer.zero_grad()
         _accumulate(self.trainer, self.model, batches)
         if args.max_grad_norm:
@@ -169,7 +170,8 @@ def _check(trainer: Trainer) -> None:
 def _notes(trainer: Trainer, after: Shares) -> tuple[str, ...]:
     notes = ["learning rate and schedule are unchanged: they follow the examples per update, not the micro-batch"]
     if after.microbatches > 1:
-        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in trainer.model.modules()):
+        model = trainer.model
+        if model is not None and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
             notes.append("the model has BatchNorm, whose statistics are of one micro-batch: they change with its size")
         if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
             notes.append(
@@ -201,7 +203,8 @@ def _prepared(trainer: Trainer) -> tuple[nn.Module, torch.optim.Optimizer]:
     finally:
         callbacks.remove(stop)
         trainer.is_in_train = False
-    return trainer.model_wrapped, getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    optimizer: Any = trainer.optimizer
+    return trainer.model_wrapped, getattr(optimizer, "optimizer", optimizer)
 
 
 def _accumulate(trainer: Trainer, model: nn.Module, batches: Sequence[Batch]) -> None:
