@@ -81,6 +81,7 @@ def test_the_sweep_shows_its_points_zones_knee_and_gains() -> None:
         "flat",
         "throughput and memory both allow",
         "+25.0%",
+        "-16.7% · measured",
         "+23.0%",
     ):
         assert words in text, words

@@ -94,7 +94,10 @@ def bars(
     rows: Sequence[tuple[str, float, str, str]], *, form: Callable[[float], str], log_from: float | None = None,
     mark: tuple[str, float] | None = None,
 ) -> str:  # fmt: skip
-    """One bar a row of (name, value, colour, note). `log_from`: a logarithmic axis that begins there; 0 has no bar."""
+    """One bar a row of (name, value, colour, note); a negative value has none.
+
+    `log_from`: a logarithmic axis that begins there; what is less has no bar. `mark`: a named value as an upright line.
+    """
     margin = min(380.0, max((len(name) for name, *_ in rows), default=0) * CHARACTER + 18)
     room = max((len(_value(form(value), note)) for _, value, _, note in rows), default=0) * CHARACTER + 8
     room = min(room, WIDTH * 0.45)

@@ -72,7 +72,9 @@ def _knees(knee: Json | None) -> list[Mark]:
 
 
 def _memory(found: Json) -> Iterator[Plot]:
-    measured = [(point["size"], point["peak_bytes"] / 1e9) for point in found["points"] if point["peak_bytes"]]
+    seen = [(point["size"], point["peak_bytes"] / 1e9) for point in found["points"] if point["peak_bytes"]]
+    # Where a process's peak can't be counted anew, a size measured after a larger one shows that one's.
+    measured = [(size, peak) for i, (size, peak) in enumerate(seen) if peak <= min(more for _, more in seen[i:])]
     if not measured:
         return
     marks = [Mark("", mark.at) for mark in _knees(found["knee"])]
@@ -141,7 +143,11 @@ def _remedies(found: Json) -> Section:
                 bound = "at most, predicted" if what == "predicted" and each["at_most"] else what
                 rows.append((name if what == "predicted" or each["predicted"] is None else "", gain, color, bound))
     shown = [row for row in rows if math.isfinite(row[1])]
-    picture = bars([(n, max(v, 0.0), c, note) for n, v, c, note in shown], form=lambda v: f"{v:+.1%}") if shown else ""
+    picture = (
+        bars([(n, v, c if v >= 0 else "--rose", note) for n, v, c, note in shown], form=lambda v: f"{v:+.1%}")
+        if shown
+        else ""
+    )
     table = [
         (
             each["name"],
