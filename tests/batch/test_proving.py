@@ -447,7 +447,7 @@ def test_what_can_not_be_proven_says_why() -> None:
     with pytest.raises(ConfigError, match=r"make_batch\(8\) gave 4 examples"):
         prove(target(mlp(), make_batch=lambda size: mlp().make_batch(4)), size=8)
     with pytest.raises(ConfigError, match=r"a Workless has no model and loss"):
-        prove(Maker("tests/batch/test_prove.py:Workless"), size=8)
+        prove(Maker("tests/batch/test_proving.py:Workless"), size=8)
 
 
 class Workless:
