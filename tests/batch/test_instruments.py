@@ -36,7 +36,7 @@ def test_the_peak_of_resident_memory_starts_anew() -> None:
 
 
 def test_where_the_mark_may_not_be_reset_no_peak_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instruments, "_reset_resident", lambda: False)
+    monkeypatch.setattr(instruments, "reset_peak_resident", lambda: False)
     assert instruments_of(CPU).peak() is None
 
 

@@ -203,6 +203,15 @@ def test_a_real_model_with_a_real_loader(monkeypatch: pytest.MonkeyPatch) -> Non
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_a_target_that_lives_is_left_as_it_was() -> None:
+    target = make_target()
+    before = [weight.detach().clone() for weight in target.model.parameters()]
+    sweep(target, [1, 2, 4], effort=QUICK, remedies=False, roofline=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, target.model.parameters(), strict=True))
+    assert not target.optimizer.state
+    assert all(weight.grad is None for weight in target.model.parameters())
+
+
 def test_a_workload_that_only_steps() -> None:
     class Sleeper:
         unit, most, device = "tokens", 8, torch.device("cpu")

@@ -9,11 +9,11 @@ from pathlib import Path
 import psutil
 import torch
 
+from stoker.batch.limits import capacity_bytes, reset_peak_resident, status_bytes
 from stoker.batch.speed import synchronize
 
 __all__ = ["Instruments", "instruments_of"]
 
-_CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -50,7 +50,6 @@ def instruments_of(device: torch.device) -> Instruments:
     """The real ones. Peak memory: CUDA's allocator; on Linux the process's resident memory; elsewhere none."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
         return Instruments(
             clock=time.perf_counter,
             synchronize=lambda: synchronize(device),
@@ -58,18 +57,18 @@ def instruments_of(device: torch.device) -> Instruments:
             reset_peak=lambda: torch.cuda.reset_peak_memory_stats(device),
             peak=lambda: torch.cuda.max_memory_allocated(device),
             utilisation=lambda: _cuda_utilisation(device),
-            capacity=free + torch.cuda.memory_reserved(device),
+            capacity=capacity_bytes(device),
             cores=cores,
         )
     if device.type != "cpu":
         return Instruments(
             clock=time.perf_counter, synchronize=lambda: synchronize(device), asynchronous=True, cores=cores
         )
-    resettable = _reset_resident()
+    resettable = reset_peak_resident()
     return Instruments(
         clock=time.perf_counter,
-        reset_peak=_reset_resident if resettable else _nothing,
-        peak=_peak_resident if resettable else _nothing,
+        reset_peak=reset_peak_resident if resettable else _nothing,
+        peak=(lambda: status_bytes("VmHWM")) if resettable else _nothing,
         capacity=_host_capacity(),
         cores=cores,
         survives=False,
@@ -81,24 +80,6 @@ def _cuda_utilisation(device: torch.device) -> float | None:
         return torch.cuda.utilization(device) / 100
     except (ModuleNotFoundError, RuntimeError):  # without nvidia-ml-py, or where the driver doesn't tell
         return None
-
-
-def _reset_resident() -> bool:
-    """Starts Linux's high-water mark anew; False where there is none or it mayn't be."""
-    try:
-        _CLEAR.write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _peak_resident() -> int | None:
-    if not _STATUS.is_file():
-        return None
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _host_capacity() -> int:

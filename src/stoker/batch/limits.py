@@ -14,10 +14,9 @@ import torch
 
 from stoker.errors import ConfigError
 
-__all__ = ["Meter", "capacity_bytes", "limited", "warm_up"]
+__all__ = ["Meter", "capacity_bytes", "limited", "reset_peak_resident", "status_bytes", "warm_up"]
 
-_STATUS = Path("/proc/self/status")
-_RESET_PEAK_RESIDENT = "5"  # proc(5): VmHWM becomes what is resident now
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def warm_up() -> None:
@@ -47,16 +46,15 @@ class Meter:
         which can be counted anew; that of the address space can't.
         """
         self.fresh = fresh
-        self._before = _status("VmSize" if fresh else "VmRSS")
+        self._before = status_bytes("VmSize" if fresh else "VmRSS")
         if not fresh and self._before is not None:
-            with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text(_RESET_PEAK_RESIDENT, encoding="ascii")
+            reset_peak_resident()
 
     def peak_bytes(self, device: torch.device) -> int | None:
         """None where it can't be measured."""
         if device.type == "cuda":
             return torch.cuda.max_memory_allocated(device)
-        peak = _status("VmPeak" if self.fresh else "VmHWM")
+        peak = status_bytes("VmPeak" if self.fresh else "VmHWM")
         return None if peak is None or self._before is None or device.type != "cpu" else peak - self._before
 
     @contextlib.contextmanager
@@ -90,7 +88,7 @@ def limited(device: torch.device, limit_bytes: int | None, counted_from: int | N
         import resource  # not on Windows
 
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-        uncounted = counted_from if counted_from is not None else _status("VmSize") or 0
+        uncounted = counted_from if counted_from is not None else status_bytes("VmSize") or 0
         wanted = uncounted + limit_bytes
         known = [bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
@@ -110,7 +108,16 @@ def _total(device: torch.device) -> int:
     return total
 
 
-def _status(key: str) -> int | None:
+def reset_peak_resident() -> bool:
+    """Linux's high-water mark (VmHWM) becomes what is resident now; False where there is none or it mayn't be."""
+    try:
+        _CLEAR.write_text("5", encoding="ascii")  # proc(5)
+    except OSError:
+        return False
+    return True
+
+
+def status_bytes(key: str) -> int | None:
     """A line of this process's status, in bytes; None where the system has no such file."""
     try:
         text = _STATUS.read_text(encoding="ascii")

@@ -1,16 +1,17 @@
 """Where a device's throughput saturates: steps timed at doubling sizes, the knee, what limits it, what would help.
 
-`sweep(target)` runs complete optimizer steps, so weights and optimizer state move: give it a `Maker`, whose target is
-made for the sweep and thrown away, or a target that may change.
+`sweep(target)` runs complete optimizer steps, and leaves a `Target` as it was; what a `Maker` makes is thrown away.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.batch import curve, judging
 from stoker.batch.climb import LONGER, Run, climb, refine
 from stoker.batch.counted import Counted, count, limits
+from stoker.batch.in_process import unchanged
 from stoker.batch.instruments import Instruments, instruments_of
 from stoker.batch.loading import LoaderOptions
 from stoker.batch.ranges import remarks
@@ -57,38 +58,42 @@ def sweep(
     if scenario is not None:
         list(remarks(scenario))  # an unknown one is an error before anything is measured
     workload = target() if isinstance(target, Maker) else target
-    run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_timed=on_timed)
-    ended, stopped, settled = _measure(run, sizes, present, largest)
-    found = _study(run, present, loader or LoaderOptions(), roofline)
-    verdict = judging.judge(found.points, found.line, found.knee, found.nearly_free, ended, found.shown, workload.unit)
-    tried: tuple[Remedy, ...] = ()
-    if remedies:
-        try_compile = verdict.kind == "launch-bound" if compile_model is None else compile_model
-        tried = tuple(_remedies(run, found, present, loader or LoaderOptions(), try_compile))
-    return Sweep(
-        unit=workload.unit,
-        device=str(workload.device),
-        points=found.points,
-        fit=found.line,
-        gains=found.gains,
-        knee=found.knee,
-        launch_bound_to=found.nearly_free,
-        recommended=found.recommended,
-        operating=judging.operating(found.recommended, found.points, run.instruments.capacity),
-        memory_allows=found.allows,
-        capacity_bytes=run.instruments.capacity,
-        present=present,
-        studied=found.shown.size,
-        stopped=stopped,
-        drift=settled.drift,
-        steady=settled.steady,
-        roofline=found.roofline,
-        loading=(loader or LoaderOptions()) if found.data else None,
-        remedies=tried,
-        accounts=judging.accounts(found.points, found.line, found.shown, workload.unit),
-        verdict=verdict,
-        warnings=tuple(_warnings(run, settled, found, present, scenario)),
-    )
+    options = loader or LoaderOptions()
+    with unchanged(target) if isinstance(target, Target) else nullcontext():
+        run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_timed=on_timed)
+        ended, stopped, settled = _measure(run, sizes, present, largest)
+        found = _study(run, present, options, roofline)
+        verdict = judging.judge(
+            found.points, found.line, found.knee, found.nearly_free, ended, found.shown, workload.unit
+        )
+        tried: tuple[Remedy, ...] = ()
+        if remedies:
+            try_compile = verdict.kind == "launch-bound" if compile_model is None else compile_model
+            tried = tuple(_remedies(run, found, present, options, try_compile))
+        return Sweep(
+            unit=workload.unit,
+            device=str(workload.device),
+            points=found.points,
+            fit=found.line,
+            gains=found.gains,
+            knee=found.knee,
+            launch_bound_to=found.nearly_free,
+            recommended=found.recommended,
+            operating=judging.operating(found.recommended, found.points, run.instruments.capacity),
+            memory_allows=found.allows,
+            capacity_bytes=run.instruments.capacity,
+            present=present,
+            studied=found.shown.size,
+            stopped=stopped,
+            drift=settled.drift,
+            steady=settled.steady,
+            roofline=found.roofline,
+            loading=options if found.data else None,
+            remedies=tried,
+            accounts=judging.accounts(found.points, found.line, found.shown, workload.unit),
+            verdict=verdict,
+            warnings=tuple(_warnings(run, settled, found, present, scenario)),
+        )
 
 
 def _measure(
