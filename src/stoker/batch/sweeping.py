@@ -16,7 +16,7 @@ from stoker.batch.instruments import Instruments, instruments_of
 from stoker.batch.loading import LoaderOptions
 from stoker.batch.ranges import remarks
 from stoker.batch.remedies import At, compiled, larger_batch, loader_remedies
-from stoker.batch.swept import DATA_BOUND, DataShare, Point, Remedy, Roofline, Sweep
+from stoker.batch.swept import DATA_BOUND, DataShare, Point, Remedy, Roofline, Sweep, Verdict
 from stoker.batch.target import Maker, Target, Workload
 from stoker.batch.timing import Effort, Loaded, Settled, Timed, settle, time_loader, time_steps
 from stoker.errors import ConfigError
@@ -59,41 +59,37 @@ def sweep(
         list(remarks(scenario))  # an unknown one is an error before anything is measured
     workload = target() if isinstance(target, Maker) else target
     options = loader or LoaderOptions()
+    run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_timed=on_timed)
     with unchanged(target) if isinstance(target, Target) else nullcontext():
-        run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_timed=on_timed)
         ended, stopped, settled = _measure(run, sizes, present, largest)
         found = _study(run, present, options, roofline)
-        verdict = judging.judge(
-            found.points, found.line, found.knee, found.nearly_free, ended, found.shown, workload.unit
-        )
-        tried: tuple[Remedy, ...] = ()
-        if remedies:
-            try_compile = verdict.kind == "launch-bound" if compile_model is None else compile_model
-            tried = tuple(_remedies(run, found, present, options, try_compile))
-        return Sweep(
-            unit=workload.unit,
-            device=str(workload.device),
-            points=found.points,
-            fit=found.line,
-            gains=found.gains,
-            knee=found.knee,
-            launch_bound_to=found.nearly_free,
-            recommended=found.recommended,
-            operating=judging.operating(found.recommended, found.points, run.instruments.capacity),
-            memory_allows=found.allows,
-            capacity_bytes=run.instruments.capacity,
-            present=present,
-            studied=found.shown.size,
-            stopped=stopped,
-            drift=settled.drift,
-            steady=settled.steady,
-            roofline=found.roofline,
-            loading=options if found.data else None,
-            remedies=tried,
-            accounts=judging.accounts(found.points, found.line, found.shown, workload.unit),
-            verdict=verdict,
-            warnings=tuple(_warnings(run, settled, found, present, scenario)),
-        )
+        verdict = found.verdict(ended, workload.unit)
+        try_compile = verdict.kind == "launch-bound" if compile_model is None else compile_model
+        tried = tuple(_remedies(run, found, present, options, try_compile)) if remedies else ()
+    return Sweep(
+        unit=workload.unit,
+        device=str(workload.device),
+        points=found.points,
+        fit=found.line,
+        gains=found.gains,
+        knee=found.knee,
+        launch_bound_to=found.nearly_free,
+        recommended=found.recommended,
+        operating=judging.operating(found.recommended, found.points, run.instruments.capacity),
+        memory_allows=found.allows,
+        capacity_bytes=run.instruments.capacity,
+        present=present,
+        studied=found.shown.size,
+        stopped=stopped,
+        drift=settled.drift,
+        steady=settled.steady,
+        roofline=found.roofline,
+        loading=options if found.data else None,
+        remedies=tried,
+        accounts=judging.accounts(found.points, found.line, found.shown, workload.unit),
+        verdict=verdict,
+        warnings=tuple(_warnings(run, settled, found, present, scenario)),
+    )
 
 
 def _measure(
@@ -140,6 +136,9 @@ class _Studied:
     """Of the studied size."""
     data: Mapping[int, tuple[Loaded, Timed]]
     roofline: Roofline | None
+
+    def verdict(self, ended: judging.Ended, unit: str) -> Verdict:
+        return judging.judge(self.points, self.line, self.knee, self.nearly_free, ended, self.shown, unit)
 
 
 def _study(run: Run, present: int | None, options: LoaderOptions, roofline: bool) -> _Studied:
