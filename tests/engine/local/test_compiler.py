@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from stoker.engine.local import compiler
 from stoker.engine.local.compiler import Library, load_library
-from stoker.engine.local.products import TiledProduct, together
+from stoker.engine.local.products import RowProduct, TiledProduct, together
 from stoker.engine.local.sampler import LocalSampler
 from stoker.engine.local.structures import Matrix
 from stoker.rl.types import Prompt, Request, SamplingParams
@@ -139,3 +139,30 @@ def test_products_in_tiles_are_the_plain_ones(rows: int, bias: bool) -> None:
         exact = x.double() @ module.weight.double().T + (module.bias.double() if bias else 0)
         assert found.shape == exact.shape
         torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-4)  # rounded once
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 12, 13, 64, 65])
+@pytest.mark.parametrize("bias", [False, True])
+@torch.no_grad()
+def test_products_by_rows_are_the_plain_ones(rows: int, bias: bool) -> None:
+    library = load_library()
+    if not isinstance(library, Library) or not library.dots:
+        pytest.skip("no registers of 16 floats here")
+    generator = torch.Generator().manual_seed(rows)
+    modules = [torch.nn.Linear(96, width, bias=bias) for width in (64, 40, 4)]
+    x = torch.randn(rows, 200, generator=generator)[:, 50:146]  # rows apart
+    product = together(modules, library, pack=False)
+    assert isinstance(product, RowProduct)
+    for found, alone, module in zip(product(x), product(x[-1:]), modules, strict=True):
+        exact = x.double() @ module.weight.double().T + (module.bias.double() if bias else 0)
+        assert found.shape == exact.shape
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+        if rows <= 64:
+            assert torch.equal(found[-1:], alone)  # whatever it is beside
+
+
+@pytest.mark.parametrize("sizes", [(20, 8), (32, 6)])
+def test_widths_that_registers_do_not_divide_are_left_to_the_operators(sizes: tuple[int, int]) -> None:
+    library = load_library()
+    modules = [torch.nn.Linear(*sizes)]
+    assert not isinstance(together(modules, library if isinstance(library, Library) else None, pack=False), RowProduct)

@@ -26,7 +26,7 @@ __all__ = ["Library", "arithmetic", "load_library"]
 
 _UNITS, _HEADERS = (
     tuple(Path(__file__).with_name(name) for name in names)
-    for names in (("decode.cpp", "training.cpp"), ("numbers.h", "tiles.h"))
+    for names in (("decode.cpp", "training.cpp"), ("dots.h", "numbers.h", "tiles.h"))
 )
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
@@ -41,6 +41,8 @@ class Library:
     functions: ctypes.CDLL
     tiles: bool
     """The processor multiplies matrices in tiles (AMX), so `tiles.h` is of use."""
+    dots: bool
+    """Its registers are wide enough for `dots.h` (AVX-512)."""
     compiler: str
     """Its version line: another may round otherwise."""
     seconds: float
@@ -78,7 +80,7 @@ def _load() -> Library | str:
     kept = _folder() / _name(compiler)
     seconds = 0.0 if _is_whole(kept) else _compile(path, kept)
     functions = ctypes.CDLL(str(kept))
-    return Library(functions, bool(functions.has_tiles()), compiler, seconds)
+    return Library(functions, bool(functions.has_tiles()), bool(functions.has_dots()), compiler, seconds)
 
 
 def _name(compiler: str) -> str:

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "dots.h"
 #include "numbers.h"
 #include "tiles.h"
 
@@ -295,6 +296,18 @@ template <class T> void attend(const Attention& a, const Rows& r, const Heads<T>
 extern "C" {
 STOKER_EXPORT(float, float32)
 STOKER_EXPORT(bfloat16, bfloat16)
+
+#ifdef STOKER_DOTS
+
+// Maps of the same input, `count` of them: see `multiply_rows`. `x` (rows, depth).
+void row_products(const float* x, int64_t rows, int64_t depth, int64_t count, const float* const* weights,
+                  const float* const* biases, const int64_t* outputs, float* const* out, int threads) {
+#pragma omp parallel num_threads(threads)
+    for (int64_t map = 0; map < count; ++map)
+        multiply_rows(x, rows, weights[map], biases[map], depth, outputs[map], out[map]);
+}
+
+#endif
 
 #ifdef STOKER_TILES
 

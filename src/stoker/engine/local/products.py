@@ -3,7 +3,8 @@
 bfloat16 weights are packed once for each decoder, those with the same input together: at 1 to 64 rows a plain product
 takes 1.2 to 1.8 times as long, most of it spent on laying out the same weights again. The copy is as large as the
 weights and lives as long as the decoder: one `collect`. With AMX `tiles.h` multiplies, which at 1 to 32 rows takes
-0.7 of oneDNN's time, because it reads ahead; else oneDNN does.
+0.7 of oneDNN's time, because it reads ahead; else oneDNN does. float32 weights stay where they are: with AVX-512
+`dots.h` multiplies, which at 4 to 24 rows takes 0.3 (a head) to 0.9 of MKL's time, and as long with one row or 64.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from stoker.engine.local.compiler import Library
 from stoker.engine.local.structures import Matrix, int32, int64, pointer
 
-__all__ = ["Product", "TiledProduct", "can_pack", "together"]
+__all__ = ["Product", "RowProduct", "TiledProduct", "can_pack", "together"]
 
 Product = Callable[[Tensor], Sequence[Tensor]]
 """(N, in) -> one (N, out) for each map."""
@@ -26,6 +27,8 @@ _DEPTH, _OUTPUTS = 32, 32
 """Inputs and outputs that tiles.h packs together."""
 _TILED_ROWS = 512
 """Beyond these a plain product, which blocks its inputs for the processor's cache, is the faster one."""
+_DOTTED_ROWS = 64
+"""Beyond these MKL is as fast."""
 _FEW_ROWS = 128
 _TALL, _PIECE, _PIECE_TURNED = 16384, 1024, 4096
 """Outputs of a matrix that is multiplied in pieces where MKL is up to a third slower on the whole, and of a piece."""
@@ -43,11 +46,11 @@ def can_pack(modules: Sequence[Any]) -> bool:
 
 def together(modules: Sequence[Any], library: Library | None, *, pack: bool) -> Product:
     """The maps of modules with the same input. What isn't a plain linear, an adapted one say, is called as it is."""
-    if not pack:
-        return _apart(modules)
-    if library is not None and library.tiles and modules[0].in_features % _DEPTH == 0:
+    if pack and library is not None and library.tiles and modules[0].in_features % _DEPTH == 0:
         return TiledProduct(modules, library)
-    return _by_onednn(modules)
+    if library is not None and library.dots and _in_rows(modules):
+        return RowProduct(modules, library)
+    return _by_onednn(modules) if pack else _apart(modules)
 
 
 def _apart(modules: Sequence[Any]) -> Product:
@@ -94,6 +97,35 @@ class TiledProduct:
         return [out[:, start : start + width] for start, width in zip(self.starts, self.widths, strict=True)]
 
 
+class RowProduct:
+    """Products by dots.h."""
+
+    def __init__(self, modules: Sequence[Any], library: Library) -> None:
+        self._modules = modules  # whose weights are pointed to
+        self._threads = torch.get_num_threads()
+        self._apart = _apart(modules)
+        self._product = library.function(
+            "row_products", pointer, int64, int64, int64, pointer, pointer, pointer, pointer, int32
+        )
+        self._widths = [module.out_features for module in modules]
+        self._pointers = pointer * len(modules)
+        self._weight_pointers = self._pointers(*(module.weight.data_ptr() for module in modules))
+        self._bias_pointers = self._pointers(
+            *(None if module.bias is None else module.bias.data_ptr() for module in modules)
+        )
+        self._outputs = (int64 * len(modules))(*self._widths)
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        if len(x) > _DOTTED_ROWS:
+            return self._apart(x)
+        inputs = x.contiguous()
+        found = [x.new_empty(len(x), width) for width in self._widths]
+        out = self._pointers(*(each.data_ptr() for each in found))
+        given = self._weight_pointers, self._bias_pointers, self._outputs, out
+        self._product(inputs.data_ptr(), *inputs.shape, len(found), *given, self._threads)
+        return found
+
+
 def _few_rows(x: Tensor) -> bool:
     """True where W x' beats x W' for x (N, width): on an AVX2 processor MKL's float32 product took up to three times
     as long the second way round with 2 to 64 rows, 1.1 to 1.4 times with 96 and 128, and as long from 256 on. With
@@ -126,6 +158,19 @@ def _one(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     turned = torch.mm(weight, x.contiguous().t()).t()
     return turned if bias is None else turned + bias
+
+
+def _in_rows(modules: Sequence[Any]) -> bool:
+    """Whether dots.h can multiply by these modules' weights."""
+    return all(
+        type(module) is nn.Linear
+        and module.weight.device.type == "cpu"
+        and module.weight.dtype == torch.float32
+        and module.weight.is_contiguous()
+        and module.in_features % 16 == 0
+        and module.out_features % 4 == 0
+        for module in modules
+    )
 
 
 def _biased(modules: Sequence[Any]) -> bool:
