@@ -12,6 +12,16 @@ from stoker.errors import RunError
 
 MAKERS = Path(__file__).parent / "makers.py"
 VICTIM = "tests.batch.rank_victim"
+LATE = """
+import atexit, os
+from stoker.batch.ranks import run_rank
+def work(job):
+    if job.rank == job.numbers["bad"]:
+        raise LookupError("no such table")
+    return {"rank": job.rank}
+atexit.register(os.abort)
+run_rank(work)
+"""
 
 
 def test_peer_fault_02_ranks_of_10_and_1000_tokens_equal_one_rank_in_a_plain_loop() -> None:
@@ -48,3 +58,12 @@ def test_a_rank_that_fails_ends_the_others_and_shows_its_error() -> None:
 def test_a_rank_that_hangs_is_ended_at_the_deadline() -> None:
     with pytest.raises(RunError, match=r"(?s)ranks 0 of 2 were not done at the deadline; raise deadline_s.*godot"):
         launch(VICTIM, 2, {"what": ["hang", ""]}, {}, 1.5)
+
+
+def test_what_happens_while_the_interpreter_ends_fails_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of gloo can abort the process there, when the answer has long been left."""
+    (tmp_path / "late_victim.py").write_text(LATE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert launch("late_victim", 2, {"bad": -1}, {}, 60.0) == [{"rank": 0}, {"rank": 1}]
+    with pytest.raises(RunError, match=r"(?s)rank 1 of 2 failed with exit status 1.*LookupError: no such table"):
+        launch("late_victim", 2, {"bad": 1}, {}, 60.0)

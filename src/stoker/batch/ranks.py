@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -70,8 +71,22 @@ def launch(
         return [json.loads(_answer(folder, rank).read_text("utf-8")) for rank in range(ranks)]
 
 
-def run_rank(work: Callable[[Job], dict[str, Any]]) -> None:
-    """In a rank's process: join the others, work, leave the answer. Ends by itself at the deadline."""
+def run_rank(work: Callable[[Job], dict[str, Any]]) -> NoReturn:
+    """In a rank's process: join the others, work, leave the answer, end. Ends by itself at the deadline."""
+    code = 1
+    try:
+        _answer_for(work)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        # Not by way of the interpreter's end: a thread of gloo that asks for it there aborts the process.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _answer_for(work: Callable[[Job], dict[str, Any]]) -> None:
     folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     numbers = json.loads((folder / "job.json").read_text("utf-8"))
     deadline_s = float(numbers["deadline_s"])
