@@ -193,13 +193,15 @@ def test_greedy_tokens_are_the_best_ones(name: str, tiny_tokenizer: Any) -> None
 @pytest.mark.parametrize("name", DENSE)
 def test_low_precision_is_as_close_as_transformers(name: str, width: int, library: Library | None) -> None:
     config = copy.deepcopy(DENSE[name])
-    config.intermediate_size = width  # 64 fills the tiles of a processor that has them, so a step is one call there
+    config.intermediate_size = (
+        width  # 64: a step is one call where there are tiles or dots
+    )
     exact = build(config).to(torch.bfloat16).float()  # the same weights
     model = build(config).to(torch.bfloat16)
     assert mismatch(model, library) is None
     decoder = decoder_of(model, library)
     if library is not None:
-        assert (decoder._math._step is not None) is (library.tiles and width == 64)
+        assert (decoder._math._step is not None) is ((library.tiles or library.dots) and width == 64)
     prompts = [(1, 2, 3)] * 20 + [(7, 8, 9, 10, 11)] * 17
     fed = torch.randint(0, 258, (37, 8), generator=torch.Generator().manual_seed(5))
     first = decoder.logits(decoder.enter(prompts))

@@ -20,10 +20,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from stoker.engine.local.compiled_math import NAMES
 from stoker.engine.local.compiler import Library
 from stoker.engine.local.step_math import attend_part, merge_parts
-from stoker.engine.local.structures import Mask, float32, int32, int64, pointer
+from stoker.engine.local.structures import NAMES, Mask, float32, int32, int64, pointer
 
 __all__ = ["Blocks", "blocks_of", "give_back", "take_over"]
 

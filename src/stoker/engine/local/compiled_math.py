@@ -1,7 +1,8 @@
 """`StepMath` by the compiled functions of decode.cpp: one pass over memory where operators take up to twelve, and a
-whole step in one call where every product is in tiles.
+whole step in one call where every product is compiled, too.
 """
 
+from collections.abc import Callable
 from ctypes import byref
 
 import torch
@@ -12,18 +13,14 @@ from stoker.engine.local import structures
 from stoker.engine.local.compiler import Library
 from stoker.engine.local.dense import Dense, Layer, Norm
 from stoker.engine.local.group_cache import GroupCache
-from stoker.engine.local.products import TiledProduct
-from stoker.engine.local.structures import int32, int64, pointer
+from stoker.engine.local.products import CompiledProduct, Product
+from stoker.engine.local.structures import NAMES, int32, int64, pointer
 
-__all__ = ["GELU", "NAMES", "SILU", "CompiledMath", "uncompilable"]
+__all__ = ["GELU", "SILU", "CompiledMath", "uncompilable"]
 
-NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-"""What the compiled functions' names end in."""
 _MOST_DIMS = 512
 SILU = (nn.SiLU, type(ACT2FN["silu"]))
 GELU = type(ACT2FN["gelu_pytorch_tanh"])
-_WIDTHS = 32
-"""What the width of a model must be a multiple of for a whole step."""
 
 
 def uncompilable(dense: Dense) -> str | None:
@@ -59,7 +56,7 @@ class CompiledMath:
             attention.query_norm, attention.key_norm = self._norm(layer.query_norm), self._norm(layer.key_norm)
             attention.cosines, attention.sines = (table.data_ptr() for table in tables[layer.rotary])
             attention.window, attention.scale, attention.softcap = layer.window or 0, layer.scale, layer.softcap or 0.0
-        self._step = library.function("step", pointer, int64, *[pointer] * 3, int64) if self._tell_all() else None
+        self._step, self._most_rows = self._whole_step(library)
 
     def begin_step(self) -> None:
         rows, cache = self._rows, self._cache
@@ -73,15 +70,15 @@ class CompiledMath:
             attention.shared_keys, attention.shared_values = shared.keys.data_ptr(), shared.values.data_ptr()
 
     def step(self, x: Tensor) -> Tensor | None:
-        if self._step is None:
+        if self._step is None or len(x) > self._most_rows:
             return None
         x = x.contiguous()
         layer, out = self._layers[0], torch.empty_like(x)
-        seen = layer.output.depth
-        widths = (layer.heads.outputs, seen, x.shape[1], layer.gate_up.outputs, layer.inner)
+        heads = [each.outputs for each in (layer.query, layer.key, layer.value)]
+        widths = (*heads, layer.output.depth, x.shape[1], layer.gate.outputs, layer.up.outputs, layer.down.depth)
         rooms = [x, out, *(x.new_empty(len(x), width) for width in widths)]
         room = structures.Room(*(tensor.data_ptr() for tensor in rooms))
-        self._rows.group = seen // (self._rows.heads * self._rows.dim)
+        self._rows.group = layer.output.depth // (self._rows.heads * self._rows.dim)
         first = self._norm(self._dense.norms[0])
         self._step(self._layers, len(self._layers), byref(first), byref(self._rows), byref(room), x.shape[1])
         return out
@@ -120,28 +117,40 @@ class CompiledMath:
             self._norms[id(norm)] = structures.Norm(weight.data_ptr(), norm.eps), weight
         return self._norms[id(norm)][0]
 
-    def _tell_all(self) -> bool:
-        """Describe the layers whole; False where a part of one isn't compiled."""
-        following = self._dense.norms[1:]
-        for told, layer, norm in zip(self._layers, self._dense.layers, following, strict=True):
-            products = (layer.heads, layer.output, layer.gate_up, layer.down)
+    def _whole_step(self, library: Library) -> tuple[Callable[..., None] | None, int]:
+        """The compiled step, and the most rows that it is the fastest for; none where a part of a layer isn't compiled.
+
+        Describes the layers whole.
+        """
+        dense, kinds, most_rows = self._dense, set(), 0
+        for told, layer, following in zip(self._layers, dense.layers, dense.norms[1:], strict=True):
             if not _compiled(layer):
-                return False
-            for name, product in zip(("heads", "output", "gate_up", "down"), products, strict=True):
-                if not isinstance(product, TiledProduct):
-                    return False
-                setattr(told, name, product.matrix)
-                if name in ("output", "down") and product.widths[0] % _WIDTHS:
-                    return False
-                if name == "heads":
-                    _, told.key, told.value = product.starts
-                if name == "gate_up":
-                    _, told.up = product.starts
-                    told.inner = product.widths[0]
+                return None, 0
+            for product, names in _maps(layer):
+                if not isinstance(product, CompiledProduct):
+                    return None, 0
+                kinds.add(product.kind)
+                most_rows = product.most_rows
+                for name, matrix in zip(names, product.matrices, strict=True):
+                    setattr(told, name, matrix)
+            if not told.output.outputs == told.down.outputs == len(following.weight):  # tiles may round it up
+                return None, 0
             told.after_attention, told.before_mlp = self._norm(layer.after_attention), self._norm(layer.before_mlp)
-            told.after_mlp, told.following = self._norm(layer.after_mlp), self._norm(norm)
+            told.after_mlp, told.following = self._norm(layer.after_mlp), self._norm(following)
             told.gelu = isinstance(layer.activation, GELU)
-        return True
+        if len(kinds) != 1:
+            return None, 0
+        return library.function(f"step_{kinds.pop()}", pointer, int64, *[pointer] * 3, int64), most_rows
+
+
+def _maps(layer: Layer) -> tuple[tuple[Product, tuple[str, ...]], ...]:
+    """A layer's products, and what their maps are called in C."""
+    return (
+        (layer.heads, ("query", "key", "value")),
+        (layer.output, ("output",)),
+        (layer.gate_up, ("gate", "up")),
+        (layer.down, ("down",)),
+    )
 
 
 def _compiled(layer: Layer) -> bool:

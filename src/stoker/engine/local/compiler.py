@@ -26,7 +26,7 @@ __all__ = ["Library", "arithmetic", "load_library"]
 
 _UNITS, _HEADERS = (
     tuple(Path(__file__).with_name(name) for name in names)
-    for names in (("decode.cpp", "training.cpp"), ("dots.h", "numbers.h", "tiles.h"))
+    for names in (("decode.cpp", "training.cpp"), ("attention.h", "dots.h", "numbers.h", "tiles.h"))
 )
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")

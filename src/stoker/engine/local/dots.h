@@ -1,8 +1,9 @@
-// Products of few rows with float32 weights as the model has them, on a processor with AVX-512: x (rows, K) times W' for
+// Products of few rows on a processor with AVX-512, with the weights as the model has them: x (rows, K) times W' for
 // W (N, K).
 //
 // With few rows a product costs what reading its weights costs: they are read once, from where they lie, and fetched a few
-// outputs ahead. Sums are float32, each register's lane over every 16th of K, so that a row's are the same beside any others.
+// outputs ahead. Sums are float32, each register's lane over every 16th (or 32nd and the one after) of K, rounded once, so
+// that a row's are the same beside any others.
 
 #pragma once
 
@@ -13,12 +14,41 @@
 #define STOKER_DOTS
 
 #include <algorithm>
+#include <vector>
 
 #include <immintrin.h>
 
 namespace {
 
 constexpr int64_t DOT_ROWS = 6, DOT_OUTPUTS = 4;  // 24 sums, 4 weights and an input: a processor's 32 registers
+
+// 16 weights. A register holds 32 of bfloat16, two to a word: those of even places are its words moved up, those of odd
+// places its words without what is below.
+template <class T> constexpr int64_t HALVES = sizeof(float) / sizeof(T);
+inline Lanes weights_at(const float* at, int) { return load(at); }
+inline Lanes weights_at(const bfloat16* at, int half) {
+    Words words;
+    std::memcpy(&words, at, sizeof words);
+    return std::bit_cast<Lanes>(half ? words & 0xffff0000u : words << 16);
+}
+
+// x (rows, depth), `stride` apart, as float32 in the order of the weights; this thread's own copy where there must be one.
+inline const float* in_order(const float* x, int64_t stride, int64_t rows, int64_t depth) {
+    if (stride == depth) return x;
+    thread_local std::vector<float> copy;
+    copy.resize(rows * depth);
+    for (int64_t row = 0; row < rows; ++row) std::copy_n(x + row * stride, depth, copy.data() + row * depth);
+    return copy.data();
+}
+inline const float* in_order(const bfloat16* x, int64_t stride, int64_t rows, int64_t depth) {
+    thread_local std::vector<float> copy;
+    copy.resize(rows * depth);
+    float* to = copy.data();
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t k = 0; k < depth; k += 2 * LANES, to += 2 * LANES)
+            for (int half = 0; half < 2; ++half) store(to + half * LANES, weights_at(x + row * stride + k, half));
+    return copy.data();
+}
 
 // (1, 4) of the lanes of four registers, summed.
 inline __m128 sum_lanes(const Lanes (&of)[DOT_OUTPUTS]) {
@@ -33,41 +63,48 @@ inline __m128 sum_lanes(const Lanes (&of)[DOT_OUTPUTS]) {
     return _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1));
 }
 
-// R rows by 4 outputs. `ahead`: numbers from a weight to the one to fetch; 0: none.
-template <int R>
-inline void dots(const float* x, const float* weights, int64_t depth, int64_t ahead, const float* bias, float* out,
+// R rows by 4 outputs; x in order. `ahead`: numbers from a weight to the one to fetch; 0: none.
+template <class T, int R>
+inline void dots(const float* x, const T* weights, int64_t depth, int64_t ahead, const T* bias, T* out,
                  int64_t outputs) {
     Lanes sums[R][DOT_OUTPUTS] = {};
-    for (int64_t k = 0; k < depth; k += LANES) {
-        Lanes w[DOT_OUTPUTS];
-        for (int64_t n = 0; n < DOT_OUTPUTS; ++n) {
-            const float* at = weights + n * depth + k;
-            w[n] = load(at);
-            if (ahead) _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T0);
-        }
-        for (int r = 0; r < R; ++r) {
-            const Lanes input = load(x + r * depth + k);
-            for (int64_t n = 0; n < DOT_OUTPUTS; ++n) sums[r][n] += input * w[n];
+    for (int64_t k = 0; k < depth; k += HALVES<T> * LANES) {
+        for (int half = 0; half < HALVES<T>; ++half) {
+            Lanes w[DOT_OUTPUTS];
+            for (int64_t n = 0; n < DOT_OUTPUTS; ++n) {
+                const T* at = weights + n * depth + k;
+                w[n] = weights_at(at, half);
+                if (half == 0 && ahead) _mm_prefetch(reinterpret_cast<const char*>(at + ahead), _MM_HINT_T0);
+            }
+            for (int r = 0; r < R; ++r) {
+                const Lanes input = load(x + r * depth + k + half * LANES);
+                for (int64_t n = 0; n < DOT_OUTPUTS; ++n) sums[r][n] += input * w[n];
+            }
         }
     }
     for (int r = 0; r < R; ++r) {
         float found[DOT_OUTPUTS];
         _mm_storeu_ps(found, sum_lanes(sums[r]));
-        for (int64_t n = 0; n < DOT_OUTPUTS; ++n) out[r * outputs + n] = found[n] + (bias ? bias[n] : 0.0f);
+        for (int64_t n = 0; n < DOT_OUTPUTS; ++n)
+            out[r * outputs + n] = narrow<T>(found[n] + (bias ? wide(bias[n]) : 0.0f));
     }
 }
 
-// This thread's part. K is a multiple of 16, N one of 4; `bias` (N) or none; `out` (rows, N).
-void multiply_rows(const float* x, int64_t rows, const float* weights, const float* bias, int64_t depth, int64_t outputs,
-                   float* out) {
-    constexpr decltype(&dots<1>) by_rows[] = {dots<1>, dots<2>, dots<3>, dots<4>, dots<5>, dots<6>};
-    const int64_t pieces = (rows + DOT_ROWS - 1) / DOT_ROWS;
+// This thread's part of x (rows, depth), `stride` apart, times the weights, plus the bias: out (rows, outputs). The depth
+// is a multiple of 16, of 32 for bfloat16; outputs one of 4. Doesn't wait for the other threads.
+template <class T>
+void multiply_rows(const T* x, int64_t stride, int64_t rows, const Matrix& w, T* out) {
+    constexpr decltype(&dots<T, 1>) by_rows[] = {dots<T, 1>, dots<T, 2>, dots<T, 3>, dots<T, 4>, dots<T, 5>, dots<T, 6>};
+    const int64_t depth = w.depth, outputs = w.outputs, pieces = (rows + DOT_ROWS - 1) / DOT_ROWS;
+    const float* ordered = in_order(x, stride, rows, depth);
+    const T *weights = static_cast<const T*>(w.weights), *bias = static_cast<const T*>(w.bias);
 #pragma omp for schedule(static) nowait
     for (int64_t n = 0; n < outputs; n += DOT_OUTPUTS) {
         for (int64_t piece = 0; piece < pieces; ++piece) {  // of equal height, as far as they can be
             const int64_t start = rows * piece / pieces, stop = rows * (piece + 1) / pieces;
-            by_rows[stop - start - 1](x + start * depth, weights + n * depth, depth, piece ? 0 : DOT_OUTPUTS * depth,
-                                      bias ? bias + n : nullptr, out + start * outputs + n, outputs);
+            by_rows[stop - start - 1](ordered + start * depth, weights + n * depth, depth,
+                                      piece ? 0 : DOT_OUTPUTS * depth, bias ? bias + n : nullptr,
+                                      out + start * outputs + n, outputs);
         }
     }
 }

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from stoker.engine.local.compiled_math import GELU, NAMES, SILU
+from stoker.engine.local.compiled_math import GELU, SILU
 from stoker.engine.local.compiler import Library, arithmetic, load_library
 from stoker.engine.local.dense import FAMILIES
-from stoker.engine.local.structures import float32, int32, int64, pointer
+from stoker.engine.local.structures import NAMES, float32, int32, int64, pointer
 
 __all__ = ["fuse", "prepare_update"]
 

@@ -44,6 +44,13 @@ inline Lanes load(const bfloat16* at) {
 }
 inline void store(float* at, Lanes lanes) { std::memcpy(at, &lanes, sizeof lanes); }
 
+// Weights of a product x (rows, depth) times W' for W (outputs, depth), plus a bias (outputs,) or null: of the product's
+// type, laid out as dots.h or tiles.h has them.
+struct Matrix {
+    const void *weights, *bias;
+    int64_t outputs, depth;
+};
+
 // e^x for |x| up to 87, clamped beyond; within 2 units in the last place (Cephes, expf). A NaN stays one.
 inline float exponential(float x) {
     x = x < -87.0f ? -87.0f : x;

@@ -8,7 +8,6 @@ weights and lives as long as the decoder: one `collect`. With AMX `tiles.h` mult
 """
 
 from collections.abc import Callable, Sequence
-from ctypes import byref
 from typing import Any
 
 import torch
@@ -16,19 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stoker.engine.local.compiler import Library
-from stoker.engine.local.structures import Matrix, int32, int64, pointer
+from stoker.engine.local.structures import NAMES, Matrix, int32, int64, pointer
 
-__all__ = ["Product", "RowProduct", "TiledProduct", "can_pack", "together"]
+__all__ = ["CompiledProduct", "Product", "can_pack", "together"]
 
 Product = Callable[[Tensor], Sequence[Tensor]]
 """(N, in) -> one (N, out) for each map."""
 
+_TILES = "tiles"
 _DEPTH, _OUTPUTS = 32, 32
 """Inputs and outputs that tiles.h packs together."""
-_TILED_ROWS = 512
-"""Beyond these a plain product, which blocks its inputs for the processor's cache, is the faster one."""
-_DOTTED_ROWS = 64
-"""Beyond these MKL is as fast."""
+_TILED_ROWS, _ROWS = 512, 64
+"""Beyond these a plain product, which blocks its inputs for the processor's cache, is as fast or faster."""
 _FEW_ROWS = 128
 _TALL, _PIECE, _PIECE_TURNED = 16384, 1024, 4096
 """Outputs of a matrix that is multiplied in pieces where MKL is up to a third slower on the whole, and of a piece."""
@@ -45,12 +43,30 @@ def can_pack(modules: Sequence[Any]) -> bool:
 
 
 def together(modules: Sequence[Any], library: Library | None, *, pack: bool) -> Product:
-    """The maps of modules with the same input. What isn't a plain linear, an adapted one say, is called as it is."""
-    if pack and library is not None and library.tiles and modules[0].in_features % _DEPTH == 0:
-        return TiledProduct(modules, library)
-    if library is not None and library.dots and _in_rows(modules):
-        return RowProduct(modules, library)
+    """The maps of modules with the same input. What isn't a plain linear, an adapted one say, is called as it is.
+
+    `pack`: these may be copied in another layout (`can_pack`).
+    """
+    if library is not None and (kind := _kind(modules, library, pack=pack)):
+        return CompiledProduct(modules, library, kind)
     return _by_onednn(modules) if pack else _apart(modules)
+
+
+def _kind(modules: Sequence[Any], library: Library, *, pack: bool) -> str | None:
+    """Of the compiled functions that multiply these modules' weights; None: there is none."""
+    if pack and library.tiles and modules[0].in_features % _DEPTH == 0:
+        return _TILES
+    kinds = {_row_kind(module) for module in modules}
+    return kinds.pop() if library.dots and len(kinds) == 1 else None
+
+
+def _row_kind(module: Any) -> str | None:
+    if type(module) is not nn.Linear or module.weight.device.type != "cpu" or not module.weight.is_contiguous():
+        return None
+    depth = {torch.float32: 16, torch.bfloat16: 32}.get(module.weight.dtype)
+    if depth is None or module.in_features % depth or module.out_features % 4:
+        return None
+    return f"rows_{NAMES[module.weight.dtype]}"
 
 
 def _apart(modules: Sequence[Any]) -> Product:
@@ -65,65 +81,51 @@ def _by_onednn(modules: Sequence[Any]) -> Product:
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "").split(widths, -1)
 
 
-class TiledProduct:
-    """Products by tiles.h."""
+class CompiledProduct:
+    """Products by dots.h, or in tiles by tiles.h."""
 
-    def __init__(self, modules: Sequence[Any], library: Library) -> None:
-        self.widths = [module.out_features for module in modules]
-        rooms = [-(-width // _OUTPUTS) * _OUTPUTS for width in self.widths]
-        self.starts = [sum(rooms[:n]) for n in range(len(rooms))]
-        """Where each module's outputs begin: in a tile of its own."""
+    def __init__(self, modules: Sequence[Any], library: Library, kind: str) -> None:
+        self.kind = kind
+        """What the compiled functions' names end in."""
+        self.matrices = (Matrix * len(modules))()
+        """One for each map, for as long as this object is there; in tiles `outputs` is rounded up."""
+        self.most_rows = _TILED_ROWS if kind == _TILES else _ROWS
         self._threads = torch.get_num_threads()
+        self._widths = [module.out_features for module in modules]
         self._apart = _apart(modules)
-        self._product = library.function("product", pointer, int64, int64, pointer, pointer, int32)
-        depth, outputs = modules[0].in_features, sum(rooms)
-        self._packed = modules[0].weight.new_empty(outputs, depth)
-        self._bias = self._packed.new_zeros(outputs) if _biased(modules) else None
-        pack = library.function("pack", pointer, int64, int64, pointer, int32)
-        for module, start, width in zip(modules, self.starts, self.widths, strict=True):
-            weight = module.weight.detach().contiguous()
-            pack(weight.data_ptr(), width, depth, self._packed[start:].data_ptr(), self._threads)
-            if self._bias is not None:
-                self._bias[start : start + width] = _bias(module)
-        bias = None if self._bias is None else self._bias.data_ptr()
-        self.matrix = Matrix(self._packed.data_ptr(), bias, outputs, depth)
+        self._pointers = pointer * len(modules)
+        self._products = library.function(f"products_{kind}", pointer, *[int64] * 3, pointer, pointer, int32)
+        self._held = []  # what the matrices point to
+        for place, module in enumerate(modules):
+            weight, bias = (_in_tiles if kind == _TILES else _as_they_lie)(module, library)
+            self._held += [weight, bias]
+            to_bias = None if bias is None else bias.data_ptr()
+            self.matrices[place] = Matrix(weight.data_ptr(), to_bias, len(weight), module.in_features)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        if len(x) > _TILED_ROWS:
+        if len(x) > self.most_rows:
             return self._apart(x)
         x = x if x.stride(1) == 1 else x.contiguous()
-        out = x.new_empty(len(x), self.matrix.outputs)
-        self._product(x.data_ptr(), x.stride(0), len(x), byref(self.matrix), out.data_ptr(), self._threads)
-        return [out[:, start : start + width] for start, width in zip(self.starts, self.widths, strict=True)]
-
-
-class RowProduct:
-    """Products by dots.h."""
-
-    def __init__(self, modules: Sequence[Any], library: Library) -> None:
-        self._modules = modules  # whose weights are pointed to
-        self._threads = torch.get_num_threads()
-        self._apart = _apart(modules)
-        self._product = library.function(
-            "row_products", pointer, int64, int64, int64, pointer, pointer, pointer, pointer, int32
-        )
-        self._widths = [module.out_features for module in modules]
-        self._pointers = pointer * len(modules)
-        self._weight_pointers = self._pointers(*(module.weight.data_ptr() for module in modules))
-        self._bias_pointers = self._pointers(
-            *(None if module.bias is None else module.bias.data_ptr() for module in modules)
-        )
-        self._outputs = (int64 * len(modules))(*self._widths)
-
-    def __call__(self, x: Tensor) -> Sequence[Tensor]:
-        if len(x) > _DOTTED_ROWS:
-            return self._apart(x)
-        inputs = x.contiguous()
-        found = [x.new_empty(len(x), width) for width in self._widths]
+        found = [x.new_empty(len(x), matrix.outputs) for matrix in self.matrices]
         out = self._pointers(*(each.data_ptr() for each in found))
-        given = self._weight_pointers, self._bias_pointers, self._outputs, out
-        self._product(inputs.data_ptr(), *inputs.shape, len(found), *given, self._threads)
-        return found
+        given = x.data_ptr(), x.stride(0), len(x), len(found), self.matrices, out
+        self._products(*given, self._threads)
+        return [each[:, :width] for each, width in zip(found, self._widths, strict=True)]
+
+
+def _as_they_lie(module: nn.Linear, _: Library) -> tuple[Tensor, Tensor | None]:
+    return module.weight.detach(), None if module.bias is None else module.bias.detach()
+
+
+def _in_tiles(module: nn.Linear, library: Library) -> tuple[Tensor, Tensor | None]:
+    """Packed, and filled up to whole tiles."""
+    depth, outputs = module.in_features, -(-module.out_features // _OUTPUTS) * _OUTPUTS
+    packed, weight = module.weight.new_empty(outputs, depth), module.weight.detach().contiguous()
+    pack = library.function("pack", pointer, int64, int64, pointer, int32)
+    pack(weight.data_ptr(), module.out_features, depth, packed.data_ptr(), torch.get_num_threads())
+    if module.bias is None:
+        return packed, None
+    return packed, F.pad(module.bias.detach(), (0, outputs - module.out_features))
 
 
 def _few_rows(x: Tensor) -> bool:
@@ -158,19 +160,6 @@ def _one(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     turned = torch.mm(weight, x.contiguous().t()).t()
     return turned if bias is None else turned + bias
-
-
-def _in_rows(modules: Sequence[Any]) -> bool:
-    """Whether dots.h can multiply by these modules' weights."""
-    return all(
-        type(module) is nn.Linear
-        and module.weight.device.type == "cpu"
-        and module.weight.dtype == torch.float32
-        and module.weight.is_contiguous()
-        and module.in_features % 16 == 0
-        and module.out_features % 4 == 0
-        for module in modules
-    )
 
 
 def _biased(modules: Sequence[Any]) -> bool:

@@ -1,10 +1,29 @@
-"""The C structures of decode.cpp, tiles.h and training.cpp, field for field: there it says what they are."""
+"""The C interface: names of types, and the structures of numbers.h, decode.cpp and training.cpp, field for field: there
+it says what they are.
+"""
 
 import ctypes
 from typing import Any
 
-__all__ = ["Attention", "Layer", "Mask", "Matrix", "Norm", "Room", "Rows", "float32", "int32", "int64", "pointer"]
+import torch
 
+__all__ = [
+    "NAMES",
+    "Attention",
+    "Layer",
+    "Mask",
+    "Matrix",
+    "Norm",
+    "Room",
+    "Rows",
+    "float32",
+    "int32",
+    "int64",
+    "pointer",
+]
+
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""What the compiled functions of a type end in."""
 pointer, int64, int32, float32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -46,9 +65,9 @@ class Mask(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """Packed weights."""
+    """Weights."""
 
-    _fields_ = (*_all(pointer, "packed bias"), *_all(int64, "outputs depth"))
+    _fields_ = (*_all(pointer, "weights bias"), *_all(int64, "outputs depth"))
 
 
 class Layer(ctypes.Structure):
@@ -56,9 +75,8 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         ("attention", Attention),
-        *_all(Matrix, "heads output gate_up down"),
+        *_all(Matrix, "query key value output gate up down"),
         *_all(Norm, "after_attention before_mlp after_mlp following"),
-        *_all(int64, "key value up inner"),
         ("gelu", int32),
     )
 
@@ -66,4 +84,4 @@ class Layer(ctypes.Structure):
 class Room(ctypes.Structure):
     """Where a step writes."""
 
-    _fields_ = _all(pointer, "x normed heads seen mixed gate_up gated")
+    _fields_ = _all(pointer, "x normed query key value seen mixed gate up gated")
