@@ -193,9 +193,7 @@ def test_greedy_tokens_are_the_best_ones(name: str, tiny_tokenizer: Any) -> None
 @pytest.mark.parametrize("name", DENSE)
 def test_low_precision_is_as_close_as_transformers(name: str, width: int, library: Library | None) -> None:
     config = copy.deepcopy(DENSE[name])
-    config.intermediate_size = (
-        width  # 64: a step is one call where there are tiles or dots
-    )
+    config.intermediate_size = width  # 64: a step is one call where there are tiles or dots
     exact = build(config).to(torch.bfloat16).float()  # the same weights
     model = build(config).to(torch.bfloat16)
     assert mismatch(model, library) is None

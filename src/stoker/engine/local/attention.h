@@ -1,5 +1,5 @@
-// Attention of each row's newest token to its prompt and its own answer, whose keys and values are kept apart: rows of one
-// prompt share it.
+// Attention of each row's newest token to its prompt and its own answer, whose keys and values are kept apart: rows of
+// one prompt share it.
 //
 // B rows, K key-value heads, G query heads of each, D head dimension.
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int AT_ONCE = 4;        // query heads that share a reading of their keys
+constexpr int AT_ONCE = 4;  // query heads that share a reading of their keys
 constexpr int64_t MOST_DIMS = 512;
 
 // RMSNorm. Weight null: none.

@@ -1,5 +1,5 @@
-// One decoding step on a CPU: norms, attention to the cache, the MLP's gate; with the products of dots.h or tiles.h, all
-// of it in one call.
+// One decoding step on a CPU: norms, attention to the cache, the MLP's gate; with the products of dots.h or tiles.h,
+// all of it in one call.
 //
 // Called through a C interface (compiled_math.py; structures: structures.py), for float32 and bfloat16; every sum and
 // exponential is float32, and a result is rounded once. A task computes the same numbers whichever thread has it, so
@@ -74,41 +74,57 @@ template <class T> struct Room {
     T *x, *normed, *query, *key, *value, *seen, *mixed, *gate, *up, *gated;
 };
 
-template <class T> using Multiply = void (*)(const T*, int64_t, int64_t, const Matrix&, T*);
+// Numbers that outlast a call, for `prepare`.
+float* kept_room(int64_t numbers) {
+    thread_local std::vector<float> room;
+    if (static_cast<int64_t>(room.size()) < numbers) room.resize(numbers);
+    return room.data();
+}
 
-// Maps of the same input, `count` of them. For all threads of a team.
-template <class T, Multiply<T> MULTIPLY>
-void products(const T* x, int64_t stride, int64_t rows, int64_t count, const Matrix* maps, T* const* out) {
-    for (int64_t map = 0; map < count; ++map) MULTIPLY(x, stride, rows, maps[map], out[map]);
-#pragma omp barrier
+// Maps of the same input, `count` of them.
+template <class T, class Products>
+void products(const T* x, int64_t stride, int64_t rows, int64_t count, const Matrix* maps, T* const* out, int threads) {
+    float* room = kept_room(rows * maps->depth);
+#pragma omp parallel num_threads(threads)
+    {
+        const auto input = Products::prepare(x, stride, rows, maps->depth, room);
+        for (int64_t map = 0; map < count; ++map) Products::multiply(input, rows, maps[map], out[map]);
+    }
 }
 
 // All layers for the newest token of each row: `x` (B, width) becomes the last sum, `normed` its norm, both in `room`.
-// For all threads of a team.
-template <class T, Multiply<T> MULTIPLY>
+template <class T, class Products>
 void step(const Layer* layers, int64_t count, const Norm& first, const Rows& rows, const Room<T>& room, int64_t width) {
     const int64_t B = rows.rows;
-    const auto map = [&](const T* x, const Matrix& w, T* out) { MULTIPLY(x, w.depth, B, w, out); };
-    add_norm<T>(room.x, nullptr, first, first, room.normed, B, width);
-    for (const Layer* layer = layers; layer != layers + count; ++layer) {
-        map(room.normed, layer->query, room.query);
-        map(room.normed, layer->key, room.key);
-        map(room.normed, layer->value, room.value);
+    float* prepared = kept_room(B * std::max({width, layers->output.depth, layers->down.depth}));
+    const auto prepare = [&](const T* x, const Matrix& w) {
+        return Products::prepare(x, w.depth, B, w.depth, prepared);
+    };
+#pragma omp parallel num_threads(rows.threads)
+    {
+        add_norm<T>(room.x, nullptr, first, first, room.normed, B, width);
+        for (const Layer* layer = layers; layer != layers + count; ++layer) {
+            const Matrix &query = layer->query, &key = layer->key, &value = layer->value;
+            const auto before_heads = prepare(room.normed, query);
+            Products::multiply(before_heads, B, query, room.query);
+            Products::multiply(before_heads, B, key, room.key);
+            Products::multiply(before_heads, B, value, room.value);
 #pragma omp barrier
-        attend<T>(layer->attention, rows,
-                  {room.query, room.key, room.value, layer->query.outputs, layer->key.outputs, layer->value.outputs},
-                  room.seen);
-        map(room.seen, layer->output, room.mixed);
+            attend<T>(layer->attention, rows,
+                      {room.query, room.key, room.value, query.outputs, key.outputs, value.outputs}, room.seen);
+            Products::multiply(prepare(room.seen, layer->output), B, layer->output, room.mixed);
 #pragma omp barrier
-        add_norm<T>(room.x, room.mixed, layer->after_attention, layer->before_mlp, room.normed, B, width);
-        map(room.normed, layer->gate, room.gate);
-        map(room.normed, layer->up, room.up);
+            add_norm<T>(room.x, room.mixed, layer->after_attention, layer->before_mlp, room.normed, B, width);
+            const auto before_mlp = prepare(room.normed, layer->gate);
+            Products::multiply(before_mlp, B, layer->gate, room.gate);
+            Products::multiply(before_mlp, B, layer->up, room.up);
 #pragma omp barrier
-        const int64_t inner = layer->down.depth;
-        gated<T>(room.gate, layer->gate.outputs, room.up, layer->up.outputs, layer->gelu, room.gated, B, inner);
-        map(room.gated, layer->down, room.mixed);
+            gated<T>(room.gate, layer->gate.outputs, room.up, layer->up.outputs, layer->gelu, room.gated, B,
+                     layer->down.depth);
+            Products::multiply(prepare(room.gated, layer->down), B, layer->down, room.mixed);
 #pragma omp barrier
-        add_norm<T>(room.x, room.mixed, layer->after_mlp, layer->following, room.normed, B, width);
+            add_norm<T>(room.x, room.mixed, layer->after_mlp, layer->following, room.normed, B, width);
+        }
     }
 }
 
@@ -131,25 +147,24 @@ void step(const Layer* layers, int64_t count, const Norm& first, const Rows& row
         attend<T>(*a, *r, {query, key, value, query_stride, key_stride, value_stride}, seen);                          \
     }
 
-#define STOKER_EXPORT_PRODUCTS(T, NAME, MULTIPLY)                                                                      \
+#define STOKER_EXPORT_PRODUCTS(T, NAME, PRODUCTS)                                                                      \
     void products_##NAME(const T* x, int64_t stride, int64_t rows, int64_t count, const Matrix* maps, T* const* out,   \
                          int threads) {                                                                                \
-        _Pragma("omp parallel num_threads(threads)") products<T, MULTIPLY>(x, stride, rows, count, maps, out);         \
+        products<T, PRODUCTS>(x, stride, rows, count, maps, out, threads);                                             \
     }                                                                                                                  \
     void step_##NAME(const Layer* layers, int64_t count, const Norm* first, const Rows* rows, const Room<T>* room,     \
                      int64_t width) {                                                                                  \
-        _Pragma("omp parallel num_threads(rows->threads)") step<T, MULTIPLY>(layers, count, *first, *rows, *room,      \
-                                                                             width);                                   \
+        step<T, PRODUCTS>(layers, count, *first, *rows, *room, width);                                                 \
     }
 
 extern "C" {
 STOKER_EXPORT(float, float32)
 STOKER_EXPORT(bfloat16, bfloat16)
 #ifdef STOKER_DOTS
-STOKER_EXPORT_PRODUCTS(float, rows_float32, multiply_rows<float>)
-STOKER_EXPORT_PRODUCTS(bfloat16, rows_bfloat16, multiply_rows<bfloat16>)
+STOKER_EXPORT_PRODUCTS(float, rows_float32, Dots<float>)
+STOKER_EXPORT_PRODUCTS(bfloat16, rows_bfloat16, Dots<bfloat16>)
 #endif
 #ifdef STOKER_TILES
-STOKER_EXPORT_PRODUCTS(bfloat16, tiles, multiply_tiles)
+STOKER_EXPORT_PRODUCTS(bfloat16, tiles, Tiles)
 #endif
 }

@@ -1,9 +1,9 @@
 // Products of few rows on a processor with AVX-512, with the weights as the model has them: x (rows, K) times W' for
 // W (N, K).
 //
-// With few rows a product costs what reading its weights costs: they are read once, from where they lie, and fetched a few
-// outputs ahead. Sums are float32, each register's lane over every 16th (or 32nd and the one after) of K, rounded once, so
-// that a row's are the same beside any others.
+// With few rows a product costs what reading its weights costs: they are read once, from where they lie, and fetched a
+// few outputs ahead. Sums are float32, each register's lane over its share of K in order, rounded once, so that a row's
+// are the same beside any others.
 
 #pragma once
 
@@ -14,13 +14,14 @@
 #define STOKER_DOTS
 
 #include <algorithm>
-#include <vector>
+#include <type_traits>
 
 #include <immintrin.h>
 
 namespace {
 
 constexpr int64_t DOT_ROWS = 6, DOT_OUTPUTS = 4;  // 24 sums, 4 weights and an input: a processor's 32 registers
+constexpr int64_t DOT_BLOCK = 16;                 // outputs that some rows meet while they are in the processor's cache
 
 // 16 weights. A register holds 32 of bfloat16, two to a word: those of even places are its words moved up, those of odd
 // places its words without what is below.
@@ -30,24 +31,6 @@ inline Lanes weights_at(const bfloat16* at, int half) {
     Words words;
     std::memcpy(&words, at, sizeof words);
     return std::bit_cast<Lanes>(half ? words & 0xffff0000u : words << 16);
-}
-
-// x (rows, depth), `stride` apart, as float32 in the order of the weights; this thread's own copy where there must be one.
-inline const float* in_order(const float* x, int64_t stride, int64_t rows, int64_t depth) {
-    if (stride == depth) return x;
-    thread_local std::vector<float> copy;
-    copy.resize(rows * depth);
-    for (int64_t row = 0; row < rows; ++row) std::copy_n(x + row * stride, depth, copy.data() + row * depth);
-    return copy.data();
-}
-inline const float* in_order(const bfloat16* x, int64_t stride, int64_t rows, int64_t depth) {
-    thread_local std::vector<float> copy;
-    copy.resize(rows * depth);
-    float* to = copy.data();
-    for (int64_t row = 0; row < rows; ++row)
-        for (int64_t k = 0; k < depth; k += 2 * LANES, to += 2 * LANES)
-            for (int half = 0; half < 2; ++half) store(to + half * LANES, weights_at(x + row * stride + k, half));
-    return copy.data();
 }
 
 // (1, 4) of the lanes of four registers, summed.
@@ -90,24 +73,45 @@ inline void dots(const float* x, const T* weights, int64_t depth, int64_t ahead,
     }
 }
 
-// This thread's part of x (rows, depth), `stride` apart, times the weights, plus the bias: out (rows, outputs). The depth
-// is a multiple of 16, of 32 for bfloat16; outputs one of 4. Doesn't wait for the other threads.
-template <class T>
-void multiply_rows(const T* x, int64_t stride, int64_t rows, const Matrix& w, T* out) {
-    constexpr decltype(&dots<T, 1>) by_rows[] = {dots<T, 1>, dots<T, 2>, dots<T, 3>, dots<T, 4>, dots<T, 5>, dots<T, 6>};
-    const int64_t depth = w.depth, outputs = w.outputs, pieces = (rows + DOT_ROWS - 1) / DOT_ROWS;
-    const float* ordered = in_order(x, stride, rows, depth);
-    const T *weights = static_cast<const T*>(w.weights), *bias = static_cast<const T*>(w.bias);
+// Products by `dots`, for inputs and weights of one type. The depth is a multiple of 16, of 32 for bfloat16; outputs
+// one of 4.
+template <class T> struct Dots {
+    using Input = const float*;
+
+    // x (rows, depth), `stride` apart, as float32 in the order of the weights: in `room` where it isn't. For all
+    // threads of a team.
+    static Input prepare(const T* x, int64_t stride, int64_t rows, int64_t depth, float* room) {
+        if constexpr (std::is_same_v<T, float>)
+            if (stride == depth) return x;
+#pragma omp for schedule(static)
+        for (int64_t row = 0; row < rows; ++row) {
+            float* to = room + row * depth;
+            for (int64_t k = 0; k < depth; k += HALVES<T> * LANES)
+                for (int half = 0; half < HALVES<T>; ++half, to += LANES)
+                    store(to, weights_at(x + row * stride + k, half));
+        }
+        return room;
+    }
+
+    // This thread's part of inputs times weights, plus the bias: out (rows, outputs). Doesn't wait for the others.
+    static void multiply(Input x, int64_t rows, const Matrix& w, T* out) {
+        constexpr decltype(&dots<T, 1>) by_rows[] = {dots<T, 1>, dots<T, 2>, dots<T, 3>,
+                                                     dots<T, 4>, dots<T, 5>, dots<T, 6>};
+        const int64_t depth = w.depth, outputs = w.outputs, pieces = (rows + DOT_ROWS - 1) / DOT_ROWS;
+        const T *weights = static_cast<const T*>(w.weights), *bias = static_cast<const T*>(w.bias);
 #pragma omp for schedule(static) nowait
-    for (int64_t n = 0; n < outputs; n += DOT_OUTPUTS) {
-        for (int64_t piece = 0; piece < pieces; ++piece) {  // of equal height, as far as they can be
-            const int64_t start = rows * piece / pieces, stop = rows * (piece + 1) / pieces;
-            by_rows[stop - start - 1](ordered + start * depth, weights + n * depth, depth,
-                                      piece ? 0 : DOT_OUTPUTS * depth, bias ? bias + n : nullptr,
-                                      out + start * outputs + n, outputs);
+        for (int64_t first = 0; first < outputs; first += DOT_BLOCK) {
+            const int64_t last = std::min(first + DOT_BLOCK, outputs);
+            for (int64_t piece = 0; piece < pieces; ++piece) {  // of equal height, as far as they can be
+                const int64_t start = rows * piece / pieces, stop = rows * (piece + 1) / pieces;
+                for (int64_t n = first; n < last; n += DOT_OUTPUTS)
+                    by_rows[stop - start - 1](x + start * depth, weights + n * depth, depth,
+                                              piece ? 0 : DOT_OUTPUTS * depth, bias ? bias + n : nullptr,
+                                              out + start * outputs + n, outputs);
+            }
         }
     }
-}
+};
 
 }  // namespace
 

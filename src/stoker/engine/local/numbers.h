@@ -44,8 +44,8 @@ inline Lanes load(const bfloat16* at) {
 }
 inline void store(float* at, Lanes lanes) { std::memcpy(at, &lanes, sizeof lanes); }
 
-// Weights of a product x (rows, depth) times W' for W (outputs, depth), plus a bias (outputs,) or null: of the product's
-// type, laid out as dots.h or tiles.h has them.
+// Weights of a product x (rows, depth) times W' for W (outputs, depth), plus a bias (outputs,) or null: of the
+// product's type, laid out as dots.h or tiles.h has them.
 struct Matrix {
     const void *weights, *bias;
     int64_t outputs, depth;

@@ -107,33 +107,42 @@ void pack(const bfloat16* weights, int64_t outputs, int64_t depth, bfloat16* pac
 
 namespace {
 
-// This thread's part of x (rows, depth), `stride` apart, times packed weights, plus the bias: out (rows, outputs). Doesn't
-// wait for the other threads.
-void multiply_tiles(const bfloat16* x, int64_t stride, int64_t rows, const Matrix& w, bfloat16* out) {
-    const bfloat16 *packed = static_cast<const bfloat16*>(w.weights), *bias = static_cast<const bfloat16*>(w.bias);
-    int64_t shape = -1;
+// Products of packed weights.
+struct Tiles {
+    struct Input {
+        const bfloat16* x;
+        int64_t stride;
+    };
+
+    static Input prepare(const bfloat16* x, int64_t stride, int64_t, int64_t, float*) { return {x, stride}; }
+
+    // As in dots.h.
+    static void multiply(Input in, int64_t rows, const Matrix& w, bfloat16* out) {
+        const bfloat16 *packed = static_cast<const bfloat16*>(w.weights), *bias = static_cast<const bfloat16*>(w.bias);
+        int64_t shape = -1;
 #pragma omp for schedule(static) nowait
-    for (int64_t pair = 0; pair < w.outputs / (2 * COLUMNS); ++pair) {
-        const bfloat16* weights = packed + pair * 2 * COLUMNS * w.depth;
-        for (int64_t row = 0; row < rows; row += 2 * ROWS) {
-            const int64_t some = std::min(rows - row, 2 * ROWS);
-            if (some != shape) configure(std::min(some, ROWS), some - ROWS);
-            shape = some;
-            alignas(64) float sums[2 * ROWS][2 * COLUMNS];
-            if (some > ROWS)
-                block<true>(x + row * stride, stride, w.depth, weights, row == 0, sums);
-            else
-                block<false>(x + row * stride, stride, w.depth, weights, row == 0, sums);
-            for (int64_t n = 0; n < some; ++n) {
-                bfloat16* to = out + (row + n) * w.outputs + pair * 2 * COLUMNS;
-                const bfloat16* more = bias == nullptr ? nullptr : bias + pair * 2 * COLUMNS;
-                for (int64_t c = 0; c < 2 * COLUMNS; ++c)
-                    to[c] = narrow<bfloat16>(sums[n][c] + (more == nullptr ? 0.0f : wide(more[c])));
+        for (int64_t pair = 0; pair < w.outputs / (2 * COLUMNS); ++pair) {
+            const bfloat16* weights = packed + pair * 2 * COLUMNS * w.depth;
+            for (int64_t row = 0; row < rows; row += 2 * ROWS) {
+                const int64_t some = std::min(rows - row, 2 * ROWS);
+                if (some != shape) configure(std::min(some, ROWS), some - ROWS);
+                shape = some;
+                alignas(64) float sums[2 * ROWS][2 * COLUMNS];
+                if (some > ROWS)
+                    block<true>(in.x + row * in.stride, in.stride, w.depth, weights, row == 0, sums);
+                else
+                    block<false>(in.x + row * in.stride, in.stride, w.depth, weights, row == 0, sums);
+                for (int64_t n = 0; n < some; ++n) {
+                    bfloat16* to = out + (row + n) * w.outputs + pair * 2 * COLUMNS;
+                    const bfloat16* more = bias == nullptr ? nullptr : bias + pair * 2 * COLUMNS;
+                    for (int64_t c = 0; c < 2 * COLUMNS; ++c)
+                        to[c] = narrow<bfloat16>(sums[n][c] + (more == nullptr ? 0.0f : wide(more[c])));
+                }
             }
         }
+        if (shape != -1) _tile_release();
     }
-    if (shape != -1) _tile_release();
-}
+};
 
 }  // namespace
 
