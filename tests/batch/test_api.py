@@ -30,8 +30,3 @@ def test_the_package_is_light_until_a_name_is_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_an_unknown_name_is_an_error() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
-        _ = stoker.batch.fitt

@@ -10,7 +10,9 @@ print(fit("train.py:make_target"))
 ```
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stoker.lazy import lazy
 
 if TYPE_CHECKING:
     from stoker.batch.accumulation import Accumulated, accumulate, windows
@@ -44,31 +46,26 @@ __all__ = [
     "windows",
 ]
 
-_HOMES = {
-    "Accumulated": "accumulation",
-    "Fit": "certificate",
-    "LoaderOptions": "loading",
-    "Maker": "target",
-    "Proof": "proof",
-    "Sweep": "swept",
-    "Target": "target",
-    "Trace": "tracing",
-    "Workload": "target",
-    "accumulate": "accumulation",
-    "fit": "fitting",
-    "predicted": "predicting",
-    "prove": "proving",
-    "sweep": "sweeping",
-    "trace": "tracing",
-    "windows": "accumulation",
-}
-"""No module is named as a function of this package: an imported module would hide it."""
-
-
-def __getattr__(name: str) -> Any:
-    # Lazy: batch plans must work, and start fast, without torch.
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stoker.batch' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"stoker.batch.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    # Batch plans must work, and start fast, without torch.
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "Accumulated": "accumulation",
+            "Fit": "certificate",
+            "LoaderOptions": "loading",
+            "Maker": "target",
+            "Proof": "proof",
+            "Sweep": "swept",
+            "Target": "target",
+            "Trace": "tracing",
+            "Workload": "target",
+            "accumulate": "accumulation",
+            "fit": "fitting",
+            "predicted": "predicting",
+            "prove": "proving",
+            "sweep": "sweeping",
+            "trace": "tracing",
+            "windows": "accumulation",
+        },
+    )

@@ -3,7 +3,9 @@
 Nothing here imports torch: a model is known by its config or by the headers of its checkpoint.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stoker.lazy import lazy
 
 if TYPE_CHECKING:
     from stoker.memory.breakdown import Breakdown
@@ -27,23 +29,20 @@ __all__ = [
     "together",
 ]
 
-_HOMES = {
-    "Breakdown": "breakdown",
-    "Checkpoint": "headers",
-    "Lever": "ladder",
-    "ModelShape": "shape",
-    "Setup": "setup",
-    "levers": "ladder",
-    "predict": "prediction",
-    "read_checkpoint": "headers",
-    "shape_of": "families",
-    "together": "prediction",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'stoker.memory' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(f"stoker.memory.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:
+    # Of the parts a command needs few.
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "Breakdown": "breakdown",
+            "Checkpoint": "headers",
+            "Lever": "ladder",
+            "ModelShape": "shape",
+            "Setup": "setup",
+            "levers": "ladder",
+            "predict": "prediction",
+            "read_checkpoint": "headers",
+            "shape_of": "families",
+            "together": "prediction",
+        },
+    )

@@ -1,6 +1,8 @@
 """Rewards: rules, users' functions, and the suite that mixes and audits them. Imports wait until asked for."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stoker.lazy import lazy
 
 if TYPE_CHECKING:
     from stoker.rl.rewards.audit import AuditLine
@@ -8,15 +10,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AuditLine", "RewardSuite", "build"]
 
-
-def __getattr__(name: str) -> Any:
-    # Lazy, so that the child processes in this package start without pydantic and the rest.
-    if name == "AuditLine":
-        from stoker.rl.rewards.audit import AuditLine
-
-        return AuditLine
-    if name in ("RewardSuite", "build"):
-        from stoker.rl.rewards import suite
-
-        return getattr(suite, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    # The child processes in this package must start without pydantic and the rest.
+    __getattr__, __dir__ = lazy(__name__, {"AuditLine": "audit", "RewardSuite": "suite", "build": "suite"})
