@@ -1,11 +1,15 @@
-from collections import namedtuple
-from dataclasses import dataclass
+from collections import defaultdict, namedtuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from transformers import BatchEncoding
+from transformers.modeling_outputs import BaseModelOutput
 
 from stoker.batch import nest
 from stoker.errors import ConfigError
@@ -17,6 +21,31 @@ Pair = namedtuple("Pair", "x y")
 class Record:
     x: Tensor
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    x: Tensor
+    mask: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mask", self.x > 0)
+
+
+class Named(list[Tensor]):
+    def __init__(self, name: str, values: list[Tensor]) -> None:
+        super().__init__(values)
+        self.name = name
+
+
+class Own:
+    """A batch that moves itself."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def to(self, device: torch.device) -> "Own":
+        return Own(self.x.to(device))
 
 
 X = torch.arange(12.0).reshape(4, 3)
@@ -32,7 +61,12 @@ Y = torch.arange(4)
         ({"x": X, "deep": {"y": (Y,)}, "scale": 2.0, "none": None}, lambda b: b["x"]),
         (Pair(X, Y), lambda b: b.x),
         (Record(X, "a"), lambda b: b.x),
+        (Derived(X), lambda b: b.x),
+        (Named("a", [X]), lambda b: b[0]),
         (BatchEncoding({"input_ids": X}), lambda b: b["input_ids"]),
+        (BaseModelOutput(last_hidden_state=X), lambda b: b.last_hidden_state),
+        (defaultdict(list, x=X), lambda b: b["x"]),
+        (MappingProxyType({"x": X}), lambda b: b["x"]),
     ],
 )
 def test_examples_are_taken_along_dim_0_of_whatever_holds_tensors(batch: Any, reach: Any) -> None:
@@ -65,3 +99,34 @@ def test_what_can_not_be_cut_names_the_fix() -> None:
         nest.examples("text")
     with pytest.raises(ConfigError, match=r"batch\['odd'\] is a object, which has no examples to take"):
         nest.take({"x": X, "odd": object()}, [0])
+
+
+META = torch.device("meta")
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_batch_is_moved_whatever_holds_its_tensors(pinned: bool) -> None:
+    batch = {"x": [X, (X, "word")], "y": Pair(X, 7), "record": Record(X, "a"), "own": [Own(X)], "lengths": [3, 1]}
+    moved = nest.move(batch, META, pinned=pinned)
+    tensors = [moved["x"][0], moved["x"][1][0], moved["y"].x, moved["record"].x, moved["own"][0].x]
+    assert {tensor.device for tensor in tensors} == {META}
+    assert (moved["x"][1][1], moved["y"].y, moved["record"].name, moved["lengths"]) == ("word", 7, "a", [3, 1])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [defaultdict(list, x=X), BatchEncoding({"x": X}), MappingProxyType({"x": X})],
+    ids=lambda b: type(b).__name__,
+)
+def test_a_moved_mapping_is_of_its_own_kind(batch: Mapping[str, Tensor]) -> None:
+    moved = nest.move(batch, META, pinned=False)
+    assert (type(moved), moved["x"].device) == (type(batch), META)
+
+
+def test_a_container_keeps_what_it_carries_besides() -> None:
+    named = nest.move(Named("a", [X]), META, pinned=False)
+    assert (type(named), named.name, named[0].device) == (Named, "a", META)
+    derived = nest.move(Derived(X), META, pinned=False)
+    assert (derived.x.device, derived.mask.device) == (META, META)
+    packed = nest.move(pack_sequence([X[0], X[1]]), torch.device("cpu"), pinned=False)
+    assert isinstance(packed, PackedSequence)

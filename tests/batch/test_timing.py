@@ -1,6 +1,5 @@
 """Timing by a clock of our own: warm-up, rounds, drift, strays, and waits for a loader."""
 
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 
 from stoker.batch.instruments import Instruments
 from stoker.batch.loading import LoaderOptions
-from stoker.batch.timing import Effort, Timed, _moved, batches, settle, time_loader, time_steps
+from stoker.batch.timing import Effort, Timed, batches, settle, time_loader, time_steps
 from stoker.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -153,13 +152,3 @@ def test_a_loader_without_a_batch_is_an_error() -> None:
     clock = Clock()
     with pytest.raises(ConfigError, match="gave no batch of 4 examples"):
         next(batches(Loaded(clock, epoch=0), 4, LoaderOptions(), clock.instruments()))
-
-
-def test_a_batch_is_moved_whatever_holds_its_tensors() -> None:
-    pair = namedtuple("pair", "a b")
-    device = torch.device("meta")
-    batch = {"x": [torch.ones(2), (torch.ones(1), "word")], "y": pair(torch.ones(3), 7)}
-    moved = _moved(batch, device, pinned=False)
-    assert moved["x"][0].device == moved["x"][1][0].device == moved["y"].a.device == device
-    assert moved["x"][1][1] == "word"
-    assert moved["y"].b == 7

@@ -4,8 +4,9 @@ Their examples lie along dim 0 of every tensor. Whatever else a batch may be, it
 it.
 """
 
+import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from stoker.errors import ConfigError
 
-__all__ = ["cast", "examples", "leaves", "rebuild", "take"]
+__all__ = ["cast", "examples", "leaves", "move", "rebuild", "take"]
 
 FIX = (
     "give the target `take=function`, where `function(batch, rows)` makes the batch of the examples at those places "
@@ -36,16 +37,7 @@ def rebuild(batch: Any, new: Mapping[str, Any], path: str = "") -> Any:
     inside = _inside(batch)
     if inside is None:
         return new[path]
-    made = [rebuild(value, new, path + key) for key, value in inside.items()]
-    if isinstance(batch, Mapping):
-        items = dict(zip(batch, made, strict=True))
-        return items if type(batch) is dict else type(batch)(items)  # type: ignore[call-arg]
-    if isinstance(batch, tuple):
-        return type(batch)(*made) if hasattr(batch, "_fields") else tuple(made)
-    if isinstance(batch, list):
-        return made
-    names = (field.name for field in dataclasses.fields(batch))
-    return dataclasses.replace(batch, **dict(zip(names, made, strict=True)))
+    return _holding(batch, [rebuild(value, new, path + key) for key, value in inside.items()])
 
 
 def examples(batch: Any) -> int:
@@ -80,6 +72,19 @@ def cast(batch: Any, dtype: torch.dtype) -> Any:
     return rebuild(batch, {path: one(leaf) for path, leaf in leaves(batch).items()})
 
 
+def move(batch: Any, device: torch.device, *, pinned: bool) -> Any:
+    """The batch with its tensors on the device, and by its own `to` whatever else has one.
+
+    `pinned`: its tensors are in memory that the device can read by itself, so that the host needn't wait.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=pinned)
+    if hasattr(batch, "to"):  # a container may have one too, and knows more of itself
+        return batch.to(device)
+    inside = _inside(batch)
+    return batch if inside is None else _holding(batch, [move(one, device, pinned=pinned) for one in inside.values()])
+
+
 def _inside(batch: Any) -> dict[str, Any] | None:
     """What a container holds, by the text that reaches it in Python; None for what is none."""
     if isinstance(batch, Mapping):
@@ -89,6 +94,27 @@ def _inside(batch: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return {f".{field.name}": getattr(batch, field.name) for field in dataclasses.fields(batch)}
     return None
+
+
+def _holding(batch: Any, values: list[Any]) -> Any:
+    """The same container with those values in the order of `_inside`, and with whatever else it carries.
+
+    Copied and filled where that can be: its type may not be one that is made from what it holds.
+    """
+    if isinstance(batch, tuple):
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if isinstance(batch, Mapping) and not isinstance(batch, MutableMapping):
+        return type(batch)(dict(zip(batch, values, strict=True)))  # type: ignore[call-arg]
+    made = copy.copy(batch)
+    if isinstance(batch, Mapping):
+        for key, value in zip(batch, values, strict=True):
+            made[key] = value
+    elif isinstance(batch, list):
+        made[:] = values
+    else:
+        for field, value in zip(dataclasses.fields(batch), values, strict=True):
+            object.__setattr__(made, field.name, value)  # a frozen one, too
+    return made
 
 
 def _plain(batch: Sequence[Any]) -> bool:

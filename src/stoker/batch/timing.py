@@ -6,9 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
+from stoker.batch import nest
 from stoker.batch.instruments import Instruments
 from stoker.batch.loading import LoaderOptions
 from stoker.batch.target import Workload
@@ -247,7 +245,7 @@ def batches(
     while True:
         count = 0
         for batch in loader:
-            moved = _moved(batch, target.device, options.pin_memory)
+            moved = nest.move(batch, target.device, pinned=options.pin_memory)
             instruments.synchronize()
             count += 1
             yield clock() - start, moved, length
@@ -258,16 +256,3 @@ def batches(
                 "Set the target's `most` to the number of examples it has"
             )
         length = count  # the clock runs on: ending an epoch and beginning the next is a wait too
-
-
-def _moved(batch: Any, device: torch.device, pinned: bool) -> Any:
-    """Tensors of any nest of tuples, lists and mappings on the device; whatever else has `to` by that."""
-    if isinstance(batch, Tensor) or hasattr(batch, "to"):
-        return batch.to(device, non_blocking=pinned)
-    if isinstance(batch, Mapping):
-        return {key: _moved(value, device, pinned) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(value, device, pinned) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_moved(value, device, pinned) for value in batch)
-    return batch

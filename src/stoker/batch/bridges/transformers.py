@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from stoker.batch import nest
 from stoker.batch.bridges.examples import extent, readable
 from stoker.batch.bridges.shares import Applied, Certified, Shares, divide
 from stoker.batch.loading import LoaderOptions
@@ -71,8 +72,8 @@ def target_of(trainer: Trainer) -> TrainerTarget:
     device = trainer.args.device
 
     def on_device(rows: list[Any]) -> Batch:
-        batch = collate(rows)
-        return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+        moved: Batch = nest.move(collate(rows), device, pinned=False)
+        return moved
 
     make_batch = LongestExamples(data, on_device, extent)
     model, optimizer = _prepared(trainer)
