@@ -15,28 +15,17 @@ from stoker.batch.proof import Proof
 from stoker.batch.proving import prove
 from stoker.batch.target import Maker, Target
 from stoker.errors import ConfigError
-from tests.batch.models import (
-    IGNORED,
-    Setup,
-    classify,
-    conv,
-    labels_after_the_first,
-    mlp,
-    ragged,
-    token_mean,
-    token_sum,
-    transformer,
-)
+from tests.batch import models
 
 
-def target(setup: Setup, **fields: Any) -> Target:
+def target(setup: models.Setup, **fields: Any) -> Target:
     given = {"make_batch": setup.make_batch, "loss": setup.loss, "count": setup.count} | fields
     return Target(setup.model, torch.optim.SGD(setup.model.parameters(), lr=0.1), **given)
 
 
 def with_layer(layer: nn.Module) -> Target:
     """An MLP whose module `1` is the layer, on 16 channels."""
-    setup = mlp()
+    setup = models.mlp()
     setup.model = nn.Sequential(nn.Linear(6, 16), layer, nn.Tanh(), nn.Linear(16, 5)).double()
     return target(setup)
 
@@ -46,9 +35,9 @@ def named(proof: Proof) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("make", [mlp, conv, transformer])
+@pytest.mark.parametrize("make", [models.mlp, models.conv, models.transformer])
 @pytest.mark.parametrize("size", [2, 7])
-def test_right_set_ups_raise_no_alarm(make: Callable[[int], Setup], seed: int, size: int) -> None:
+def test_right_set_ups_raise_no_alarm(make: Callable[[int], models.Setup], seed: int, size: int) -> None:
     proof = prove(target(make(seed)), size=size)
     assert named(proof) == []
     assert proof.equal and "to rounding" in proof.verdict
@@ -57,16 +46,16 @@ def test_right_set_ups_raise_no_alarm(make: Callable[[int], Setup], seed: int, s
 
 
 def test_every_split_is_reported_with_each_parameter() -> None:
-    proof = prove(target(mlp()), size=7)
+    proof = prove(target(models.mlp()), size=7)
     assert [str(trial.split) for trial in proof.trials] == ["4 + 3", "3 + 3 + 1", "7 x 1"]
     assert {gap.parameter for gap in proof.trials[0].gaps} == {
         "0.weight", "0.bias", "3.weight", "3.bias", "4.weight", "4.bias",
     }  # fmt: skip
-    assert [str(trial.split) for trial in prove(target(mlp()), size=7, splits=(2,)).trials] == ["2 + 2 + 2 + 1"]
+    assert [str(trial.split) for trial in prove(target(models.mlp()), size=7, splits=(2,)).trials] == ["2 + 2 + 2 + 1"]
 
 
 def test_batch_norm_is_named() -> None:
-    proof = prove(target(conv(norm=nn.BatchNorm2d)), size=8)
+    proof = prove(target(models.conv(norm=nn.BatchNorm2d)), size=8)
     assert named(proof) == [("coupled examples", "1"), ("coupled examples", "4")]
     assert not proof.equal and proof.verdict.startswith("NOT")
     assert "BatchNorm2d normalises by mean and variance of the micro-batch" in str(proof)
@@ -74,7 +63,7 @@ def test_batch_norm_is_named() -> None:
 
 
 def test_batch_norm_in_evaluation_is_right() -> None:
-    setup = conv(norm=nn.BatchNorm2d)
+    setup = models.conv(norm=nn.BatchNorm2d)
     setup.model.eval()
     assert prove(target(setup), size=8).equal
 
@@ -105,7 +94,7 @@ def test_coupling_in_the_outermost_forward_is_the_models() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.last(F.batch_norm(self.first(x), None, None, training=True))
 
-    setup = mlp()
+    setup = models.mlp()
     setup.model = Functional().double()
     assert named(prove(target(setup), size=8)) == [("coupled examples", "the model")]
 
@@ -116,26 +105,26 @@ def contrastive(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def two_denominators(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return token_mean(model, batch) + model(batch["ids"])[:, 0].pow(2).mean()
+    return models.token_mean(model, batch) + model(batch["ids"])[:, 0].pow(2).mean()
 
 
 def test_a_loss_that_compares_examples_is_named() -> None:
-    setup = mlp()
+    setup = models.mlp()
     setup.loss = contrastive
     assert named(prove(target(setup), size=8)) == [("coupled examples", "the loss")]
-    setup = transformer()
+    setup = models.transformer()
     setup.loss = two_denominators
     assert named(prove(target(setup), size=8)) == [("coupled examples", "the loss")]
 
 
 def test_a_loss_that_normalises_the_batch_before_the_model_is_named() -> None:
-    setup = mlp()
-    setup.loss = lambda model, batch: classify(model, (batch[0] / batch[0].abs().mean(0), batch[1]))
+    setup = models.mlp()
+    setup.loss = lambda model, batch: models.classify(model, (batch[0] / batch[0].abs().mean(0), batch[1]))
     assert named(prove(target(setup), size=8)) == [("coupled examples", "the loss")]
 
 
 def test_a_mean_over_ragged_tokens_is_named_with_its_count() -> None:
-    proof = prove(target(transformer(), count=None), size=8)
+    proof = prove(target(models.transformer(), count=None), size=8)
     assert named(proof) == [("per-microbatch mean", "the loss")]
     assert "count=lambda batch: (batch['labels'][:, 1:] != -100).sum()" in proof.causes[0].fix
     assert all(trial.corrected is not None and trial.corrected.relative <= 1e-10 for trial in proof.trials)
@@ -143,30 +132,30 @@ def test_a_mean_over_ragged_tokens_is_named_with_its_count() -> None:
 
 
 def test_a_part_without_a_token_is_no_fault() -> None:
-    batch = ragged([9, 3, 7, 2, 8, 4, 9, 5])
-    batch["labels"][6:] = IGNORED
-    assert prove(target(transformer(), make_batch=lambda size: batch), size=8).equal
+    batch = models.ragged([9, 3, 7, 2, 8, 4, 9, 5])
+    batch["labels"][6:] = models.IGNORED
+    assert prove(target(models.transformer(), make_batch=lambda size: batch), size=8).equal
 
 
 def test_tokens_alike_can_not_tell_and_the_report_says_so() -> None:
-    setup = transformer()
-    proof = prove(target(setup, count=None, make_batch=lambda size: ragged([6] * size)), size=8)
+    setup = models.transformer()
+    proof = prove(target(setup, count=None, make_batch=lambda size: models.ragged([6] * size)), size=8)
     assert proof.equal
     assert "every example of this batch holds as many tokens as the others" in proof.notes[0]
 
 
 def test_a_sum_is_found_to_be_one() -> None:
-    setup = transformer()
-    setup.loss = token_sum
+    setup = models.transformer()
+    setup.loss = models.token_sum
     proof = prove(target(setup, count=None), size=8)
     assert named(proof) == [("wrong weights", "the loss")]
     assert "reduction='sum'" in proof.causes[0].fix
-    loop = lambda model, parts: accumulate(model, token_sum, parts, reduction="sum")  # noqa: E731
+    loop = lambda model, parts: accumulate(model, models.token_sum, parts, reduction="sum")  # noqa: E731
     assert prove(target(setup, count=None, accumulate=loop), size=8).equal
 
 
 def test_a_count_of_the_wrong_tokens_is_named() -> None:
-    proof = prove(target(transformer(), count=lambda batch: batch["labels"].numel()), size=8)
+    proof = prove(target(models.transformer(), count=lambda batch: batch["labels"].numel()), size=8)
     assert named(proof) == [("wrong weights", "the loss")]
     assert proof.causes[0].what == (
         "weighed by the target's count, but right is labels of batch['labels'] that aren't -100 after the first place"
@@ -174,7 +163,7 @@ def test_a_count_of_the_wrong_tokens_is_named() -> None:
 
 
 def padded_mean(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return token_sum(model, batch) / batch["labels"].numel()
+    return models.token_sum(model, batch) / batch["labels"].numel()
 
 
 def trimming(batch: dict[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
@@ -184,16 +173,16 @@ def trimming(batch: dict[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]
 
 
 def test_peer_fault_03_a_loss_divided_by_the_padded_width_is_found() -> None:
-    setup = transformer()
-    setup.loss, setup.make_batch = padded_mean, lambda size: ragged([9, 9, 9, 3, 3, 3, 2, 2])
+    setup = models.transformer()
+    setup.loss, setup.make_batch = padded_mean, lambda size: models.ragged([9, 9, 9, 3, 3, 3, 2, 2])
     proof = prove(target(setup, count=None, take=trimming), size=8)
     assert named(proof) == [("wrong weights", "the loss")]
     assert "rows x padded width" in proof.causes[0].what
-    assert prove(target(transformer(), take=trimming), size=8).equal
+    assert prove(target(models.transformer(), take=trimming), size=8).equal
 
 
 def test_dropout_is_named_and_equal_in_expectation() -> None:
-    proof = prove(target(mlp(dropout=0.3)), size=8)
+    proof = prove(target(models.mlp(dropout=0.3)), size=8)
     assert named(proof) == [("random draws", "2")]
     assert "Dropout (p=0.3)" in proof.causes[0].what
     assert not proof.equal and proof.verdict.startswith("equal in expectation")
@@ -201,7 +190,7 @@ def test_dropout_is_named_and_equal_in_expectation() -> None:
 
 
 def test_dropout_inside_attention_is_placed() -> None:
-    proof = prove(target(transformer(dropout=0.1)), size=8)
+    proof = prove(target(models.transformer(dropout=0.1)), size=8)
     assert {cause.kind for cause in proof.causes} == {"random draws"}
     assert "trunk.layers.1.self_attn" in {cause.place for cause in proof.causes}
     assert str(proof).count("random draws in") == 1
@@ -266,11 +255,11 @@ def test_a_state_that_changes_between_calls_is_placed() -> None:
 
 
 def test_a_loss_that_counts_its_calls_is_a_changing_state() -> None:
-    setup, calls = mlp(), []
+    setup, calls = models.mlp(), []
 
     def annealed(model: nn.Module, batch: Any) -> Tensor:
         calls.append(1)
-        return classify(model, batch) / len(calls)
+        return models.classify(model, batch) / len(calls)
 
     setup.loss = annealed
     assert named(prove(target(setup), size=8)) == [("changing state", "the loss")]
@@ -281,7 +270,7 @@ def plain_loop(divide: Callable[[int], float], clear: bool = False, clip: bool =
         for part in parts:
             if clear:
                 model.zero_grad()
-            (token_mean(model, part) / divide(len(parts))).backward()
+            (models.token_mean(model, part) / divide(len(parts))).backward()
             if clip:
                 nn.utils.clip_grad_value_(model.parameters(), 1e-3)
 
@@ -298,7 +287,7 @@ def plain_loop(divide: Callable[[int], float], clear: bool = False, clip: bool =
     ],
 )
 def test_a_loop_of_ones_own_is_told_its_weights(loop: Any, kind: str, words: str) -> None:
-    proof = prove(target(transformer(), accumulate=loop), size=8)
+    proof = prove(target(models.transformer(), accumulate=loop), size=8)
     assert named(proof) == [(kind, "the loop")]
     assert words in proof.causes[0].what
 
@@ -311,11 +300,11 @@ def test_a_loop_of_ones_own_is_told_its_weights(loop: Any, kind: str, words: str
     ],
 )
 def test_peer_fault_05_accumulation_divided_never_or_twice_is_named(power: int, words: str) -> None:
-    setup = mlp()
+    setup = models.mlp()
 
     def loop(model: nn.Module, parts: Sequence[Any]) -> None:
         for part in parts:
-            (classify(model, part) * len(part[1]) / 9 * len(parts) / len(parts) ** power).backward()
+            (models.classify(model, part) * len(part[1]) / 9 * len(parts) / len(parts) ** power).backward()
 
     proof = prove(target(setup, accumulate=loop), size=9)
     assert named(proof) == [("wrong weights", "the loop")]
@@ -324,11 +313,11 @@ def test_peer_fault_05_accumulation_divided_never_or_twice_is_named(power: int, 
 
 def test_a_right_loop_of_ones_own_raises_no_alarm() -> None:
     def loop(model: nn.Module, parts: Sequence[Any]) -> None:
-        total = sum(labels_after_the_first(part) for part in parts)
+        total = sum(models.labels_after_the_first(part) for part in parts)
         for part in parts:
-            (token_sum(model, part) / total).backward()
+            (models.token_sum(model, part) / total).backward()
 
-    assert prove(target(transformer(), count=None, accumulate=loop), size=8).equal
+    assert prove(target(models.transformer(), count=None, accumulate=loop), size=8).equal
 
 
 def test_several_causes_are_all_found() -> None:
@@ -341,7 +330,7 @@ def test_several_causes_are_all_found() -> None:
         def forward(self, ids: Tensor) -> Tensor:
             return self.head(self.drop(self.norm(self.embed(ids).transpose(1, 2)).transpose(1, 2)))
 
-    setup = transformer()
+    setup = models.transformer()
     setup.model = Normed().double()
     proof = prove(target(setup, count=None), size=8)
     assert named(proof) == [
@@ -352,7 +341,7 @@ def test_several_causes_are_all_found() -> None:
 
 
 def test_everything_is_afterwards_as_it_was() -> None:
-    setup = conv(norm=nn.BatchNorm2d)
+    setup = models.conv(norm=nn.BatchNorm2d)
     setup.model.float()
     made = setup.make_batch(6)
     setup.make_batch = lambda size: (made[0].float(), made[1])
@@ -371,7 +360,7 @@ def test_everything_is_afterwards_as_it_was() -> None:
 
 
 def test_in_training_precision_rounding_is_shown_beside() -> None:
-    setup = mlp()
+    setup = models.mlp()
     setup.model.float()
     made = setup.make_batch(8)
     proof = prove(target(setup, make_batch=lambda size: (made[0].float(), made[1])), size=8)
@@ -383,10 +372,10 @@ def test_in_training_precision_rounding_is_shown_beside() -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_real_language_model_whose_logits_are_fp32(tiny_llama: nn.Module, right: bool) -> None:
-    setup = transformer()
+    setup = models.transformer()
     setup.model = tiny_llama.train()
     setup.loss = lambda model, batch: model(input_ids=batch["ids"], labels=batch["labels"]).loss
-    proof = prove(target(setup, count=labels_after_the_first if right else None), size=8)
+    proof = prove(target(setup, count=models.labels_after_the_first if right else None), size=8)
     assert proof.precision == "float64"
     assert 1e-9 < proof.rounding < 1e-6  # the loss casts logits to fp32
     assert named(proof) == ([] if right else [("per-microbatch mean", "the loss")])
@@ -399,7 +388,7 @@ class OnlySingle(nn.Module):
 
 @pytest.mark.parametrize(("norm", "equal"), [(nn.LayerNorm(16), True), (nn.BatchNorm1d(16), False)])
 def test_a_model_that_refuses_fp64_is_judged_in_its_own_precision(norm: nn.Module, equal: bool) -> None:
-    setup = mlp()
+    setup = models.mlp()
     setup.model = nn.Sequential(nn.Linear(6, 16), OnlySingle(), norm, nn.Linear(16, 5)).float()
     made = setup.make_batch(8)
     proof = prove(target(setup, make_batch=lambda size: (made[0].float(), made[1])), size=8)
@@ -417,7 +406,7 @@ def test_sparse_gradients_and_parameters_without_one() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.table(x).mean(1))
 
-    setup = mlp()
+    setup = models.mlp()
     setup.model = Table().double()
     setup.make_batch = lambda size: (torch.arange(size * 3).reshape(size, 3) % 9, torch.arange(size) % 5)
     proof = prove(target(setup), size=6)
@@ -426,7 +415,7 @@ def test_sparse_gradients_and_parameters_without_one() -> None:
 
 
 def test_the_report_is_json_and_text() -> None:
-    proof = prove(target(transformer(), count=None), size=8)
+    proof = prove(target(models.transformer(), count=None), size=8)
     read = json.loads(json.dumps(proof.to_json()))
     assert read["verdict"] == "NOT the gradient of the whole batch" and read["equal"] is False
     assert read["causes"][0]["kind"] == "per-microbatch mean"
@@ -435,7 +424,7 @@ def test_the_report_is_json_and_text() -> None:
 
 
 def test_what_can_not_be_proven_says_why() -> None:
-    right = target(mlp())
+    right = target(models.mlp())
     with pytest.raises(ConfigError, match=r"size = 1: a batch of at least 2"):
         prove(right, size=1)
     with pytest.raises(ConfigError, match=r"splits holds 8: micro-batches of 1 to 7"):
@@ -445,7 +434,7 @@ def test_what_can_not_be_proven_says_why() -> None:
     with pytest.raises(ConfigError, match=r"ranks = \(9,\): from 1 to 8"):
         prove(right, size=8, ranks=(9,))
     with pytest.raises(ConfigError, match=r"make_batch\(8\) gave 4 examples"):
-        prove(target(mlp(), make_batch=lambda size: mlp().make_batch(4)), size=8)
+        prove(target(models.mlp(), make_batch=lambda size: models.mlp().make_batch(4)), size=8)
     with pytest.raises(ConfigError, match=r"a Workless has no model and loss"):
         prove(Maker("tests/batch/test_proving.py:Workless"), size=8)
 
@@ -461,15 +450,15 @@ def test_an_error_of_ones_own_comes_through() -> None:
         raise KeyError("no such column")
 
     with pytest.raises(KeyError, match="no such column"):
-        prove(target(mlp(), loss=broken), size=8)
+        prove(target(models.mlp(), loss=broken), size=8)
 
 
 def test_a_loop_that_steps_is_told_to_leave_the_step_out_and_the_weights_stay() -> None:
-    setup = mlp()
+    setup = models.mlp()
     made = target(setup)
 
     def loop(model: nn.Module, parts: Sequence[Any]) -> None:
-        accumulate(model, classify, parts)
+        accumulate(model, models.classify, parts)
         made.optimizer.step()
 
     made.accumulate = loop
