@@ -1,5 +1,4 @@
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,14 +39,12 @@ def test_where_the_mark_may_not_be_reset_no_peak_is_given(monkeypatch: pytest.Mo
     assert instruments_of(CPU).peak() is None
 
 
-def test_capacity_is_the_control_groups_where_that_is_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "memory.max"
-    monkeypatch.setattr(instruments, "_LIMITS", (file,))
-    whole = instruments_of(CPU).capacity
-    file.write_text("12345\n")
-    assert instruments_of(CPU).capacity == 12345
-    file.write_text("max\n")
-    assert whole is not None
-    assert instruments_of(CPU).capacity == pytest.approx(whole, rel=0.2)
+def test_capacity_is_what_the_process_has_and_could_still_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruments, "available_bytes", lambda: 0)
+    own = instruments_of(CPU).capacity
+    monkeypatch.setattr(instruments, "available_bytes", lambda: 2**50)
+    assert own is not None
+    assert 2**20 < own < 2**45
+    assert instruments_of(CPU).capacity == pytest.approx(2**50 + own, rel=1e-4)
     assert not instruments_of(CPU).survives
     assert instruments_of(CPU).cores >= 1

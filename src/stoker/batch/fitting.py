@@ -57,7 +57,7 @@ def fit(
     `target`: where to find a function that makes one (`file.py:function`): each trial is then a process of its own.
     Or a Target, with `in_process`: trials run here, and leave it as it was.
     `limit_bytes`: what a training may take, beyond a process that has loaded torch; in process on a CPU, beyond what
-    this one has now. None: on CUDA the device, on a CPU what memory the host has available.
+    this one has now. None: on CUDA the device, on a CPU what memory the host, or its container, has available.
     `headroom`: share of the limit to leave free. `start`: the first size tried. `most`: the largest worth trying;
     the target's own `most` holds in any case. `longest`: a length that each batch must have, refused otherwise.
     `ranks`: processes side by side on this host, who all must run. Where torch.distributed is initialised, every

@@ -4,17 +4,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 
 from stoker.batch.limits import capacity_bytes, reset_peak_resident, status_bytes
 from stoker.batch.speed import synchronize
+from stoker.record.memory import available_bytes
 
 __all__ = ["Instruments", "instruments_of"]
-
-_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def _nothing() -> None:
@@ -69,7 +67,7 @@ def instruments_of(device: torch.device) -> Instruments:
         clock=time.perf_counter,
         reset_peak=reset_peak_resident if resettable else _nothing,
         peak=(lambda: status_bytes("VmHWM")) if resettable else _nothing,
-        capacity=_host_capacity(),
+        capacity=psutil.Process().memory_info().rss + available_bytes(),
         cores=cores,
         survives=False,
     )
@@ -80,13 +78,3 @@ def _cuda_utilisation(device: torch.device) -> float | None:
         return torch.cuda.utilization(device) / 100
     except (ModuleNotFoundError, RuntimeError):  # without nvidia-ml-py, or where the driver doesn't tell
         return None
-
-
-def _host_capacity() -> int:
-    """What this process has and could still get: of the machine, or of its control group where that is less."""
-    own = psutil.Process().memory_info().rss
-    limits = [own + psutil.virtual_memory().available]
-    for path in _LIMITS:
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            limits.append(int(text))
-    return int(min(limits))

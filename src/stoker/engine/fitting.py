@@ -76,8 +76,8 @@ def explained(found: Fit) -> str:
 
 
 def host_limit() -> int:
-    """Bytes that a run may take on a CPU: what RLIMIT_AS leaves this process where it is set, else a share of what the
-    machine has available.
+    """Bytes that a run may take on a CPU: what RLIMIT_AS leaves this process where it is set, else a share of what is
+    available, in its container where that has less.
     """
     left = address_space_left()
     return left if left is not None else int(available_bytes() * (1 - RESERVE))

@@ -46,7 +46,7 @@ BEAT_SECONDS = 0.8  # below the promised second, to leave room for a slow disk
 
 
 def memory() -> dict[str, int]:
-    """MB: this process's peak resident memory and what the machine has left."""
+    """MB: this process's peak resident memory and what is left for it."""
     return {"peak_mb": peak_resident_bytes() // 2**20, "free_mb": available_bytes() // 2**20}
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from stoker.record.memory import total_bytes
+
 __all__ = ["collect", "cpu", "differences"]
 
 _PACKAGES = ("stoker", "torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "vllm")
@@ -47,7 +49,7 @@ def collect(*, device: str, threads: int, sampling: str, update: str) -> dict[st
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "cpu": {"model": model, "cores": psutil.cpu_count(logical=False), "logical": psutil.cpu_count(), "isa": flags},
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": total_bytes(),
         "device": device,
         "gpus": _gpus(),
         "threads": threads,

@@ -1,11 +1,13 @@
-"""How much memory this process has used and the machine has left."""
+"""How much memory this process has used and what there is for it: of the machine, within what a container allows."""
 
 import resource
 import sys
 
 import psutil
 
-__all__ = ["address_space_left", "available_bytes", "peak_resident_bytes"]
+from stoker.record import groups
+
+__all__ = ["address_space_left", "available_bytes", "peak_resident_bytes", "total_bytes"]
 
 
 def peak_resident_bytes() -> int:
@@ -15,8 +17,13 @@ def peak_resident_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that the machine can still give."""
-    return int(psutil.virtual_memory().available)
+    """Memory that can still be had: of the machine, or of a control group (a container, a job) that has less left."""
+    return min([int(psutil.virtual_memory().available), *(limit.left for limit in groups.limits())])
+
+
+def total_bytes() -> int:
+    """Memory of the machine, or the limit of a control group where that is less."""
+    return min([int(psutil.virtual_memory().total), *(limit.most for limit in groups.limits())])
 
 
 def address_space_left() -> int | None:

@@ -55,7 +55,7 @@ class Attempt:
     """False: it was killed, or is still running."""
     peak_mb: int | None
     free_mb: int | None
-    """Memory that the machine had left at the last sign of life."""
+    """Memory that was left for it at the last sign of life."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Run:
         story = f"{who} ended without a word after {last.seconds:.0f} s, {where}"
         if last.peak_mb is None or last.free_mb is None:
             return f"{story}: killed, or the machine went down"
-        figures = f"its memory had peaked at {last.peak_mb:,} MB, with {last.free_mb:,} MB left on the machine"
+        figures = f"its memory had peaked at {last.peak_mb:,} MB, with {last.free_mb:,} MB left for it"
         if last.free_mb < 0.1 * last.peak_mb:
             return (
                 f"{story}: {figures}; the system probably killed it for memory (exit 137). Lower "
