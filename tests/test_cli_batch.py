@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.batch.target import Maker
-from stoker.batch.timing import Timed
 from stoker.cli import app
 from tests.report import found
 
@@ -147,10 +146,10 @@ def test_fit_hands_its_options_on_and_tells_of_each_trial(monkeypatch: pytest.Mo
 def test_sweep_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: dict[str, Any] = {}
 
-    def sweep(maker: Maker, sizes: Any, *, on_timed: Any, **options: Any) -> Any:
+    def sweep(maker: Maker, sizes: Any, *, on_part: Any, **options: Any) -> Any:
         given.update(options, maker=maker, sizes=sizes)
-        if on_timed:
-            on_timed(Timed(8, [0.25, 0.25]))
+        if on_part:
+            on_part("8: 250.00 ms/step, 32/s", 61.0)
         return found.sweep()
 
     monkeypatch.setattr("stoker.batch.sweeping.sweep", sweep)
@@ -169,10 +168,29 @@ def test_sweep_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     done = runner.invoke(app, [*words, "--html", str(tmp_path / "page.html")])
     assert done.exit_code == 0, done.output
     assert (given["sizes"], given["present"], given["remedies"], given["scenario"]) == ([8, 16], 8, False, "ctr")
-    assert "0:00:00  8: 250.00 ms/step, 32/s" in done.output
+    assert "0:00:00  8: 250.00 ms/step, 32/s; about 0:01:01 left\n" in done.stderr
     assert "Saturated from 270 examples." in done.output
     assert "Saturated from 270" in (tmp_path / "page.html").read_text()
     assert json.loads(runner.invoke(app, [*words, "--json"]).stdout)["recommended"] == 256
+
+
+@pytest.mark.parametrize(
+    ("command", "part"), [("prove", "causes looked for"), ("memory", "2 examples traced"), ("sweep", "2: ")]
+)
+def test_parts_of_long_work_are_told_on_stderr_and_not_to_machines(
+    command: str, part: str, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"prove": ["--ranks", "1"], "memory": [], "sweep": ["--sizes", "2,4", "--no-remedies"]}[command]
+    words = ["batch", command, f"{train}:make_target", *options]
+    monkeypatch.setattr("stoker.cli_progress.SHORT_SECONDS", 0.0)
+    long = runner.invoke(app, words)
+    assert part in long.stderr and "; about 0:00:0" in long.stderr
+    assert part + "; " not in long.stdout
+    assert runner.invoke(app, [*words, "--json"]).stderr == ""
+
+
+def test_what_takes_a_moment_passes_in_silence(train: str) -> None:
+    assert runner.invoke(app, ["batch", "prove", f"{train}:make_target", "--ranks", "1"]).stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`stoker batch`: what fits, where throughput saturates, where the bytes go, whether accumulation is exact."""
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stoker import cli_progress
 from stoker.cli_errors import fail
 from stoker.errors import StokerError
-from stoker.record.progress import duration
 
 if TYPE_CHECKING:
-    from stoker.batch.certificate import Trial
     from stoker.batch.target import Maker
-    from stoker.batch.timing import Timed
     from stoker.report.html import Section
 
 __all__ = ["batch"]
@@ -81,7 +78,7 @@ def fit(
         limit = None if limit_gib is None else int(limit_gib * 2**30)
         found = run_fit(
             _maker(target, words), limit_bytes=limit, headroom=headroom, start=start, most=most, ranks=ranks,
-            deadline_seconds=deadline, on_trial=None if as_json else _told,
+            deadline_seconds=deadline, on_trial=None if as_json else cli_progress.trial,
         )  # fmt: skip
         made = found.to_json()
         text = str(found)
@@ -121,7 +118,7 @@ def sweep(
 
         found = run_sweep(
             _maker(target, words), _numbers(sizes, "--sizes"), present=present, largest=largest, scenario=scenario,
-            remedies=remedies, on_timed=None if as_json else _timed(),
+            remedies=remedies, on_part=None if as_json else cli_progress.parts(),
         )  # fmt: skip
         from stoker.report.sweep import sections
 
@@ -169,7 +166,8 @@ def memory(
 
             found = of_run(load(Path(target), words or []), capacity)
         elif ":" in target:
-            found = of_target(_maker(target, words)(), size, capacity)
+            tell = None if as_json else cli_progress.parts()
+            found = of_target(_maker(target, words)(), size, capacity, tell)
         else:
             from stoker.memory import Setup
 
@@ -208,7 +206,7 @@ def prove(
 
         found = run_prove(
             _maker(target, words), size=size, splits=_numbers(splits, "--splits"), ranks=_numbers(ranks, "--ranks"),
-            deadline_s=deadline,
+            deadline_s=deadline, on_part=None if as_json else cli_progress.parts(),
         )  # fmt: skip
         from stoker.report.prove import sections
 
@@ -216,27 +214,6 @@ def prove(
         _show("Accumulation", target, made, str(found), lambda: sections(made), html, as_json)
         if not found.equal:
             raise typer.Exit(1)
-
-
-def _timed() -> Callable[["Timed"], None]:
-    """A line for each size as it is timed, with the time since the beginning."""
-    start = time.monotonic()
-
-    def tell(timed: "Timed") -> None:
-        rate = timed.size / timed.median
-        typer.echo(
-            f"{duration(time.monotonic() - start)}  {timed.size:,}: {timed.median * 1e3:,.2f} ms/step, {rate:,.0f}/s",
-            err=True,
-        )
-
-    return tell
-
-
-def _told(trial: "Trial", left: int | None) -> None:
-    """A line for each trial as it ends; on stderr, so that what is printed at the end stands alone."""
-    peak = "" if trial.peak_bytes is None else f", peak {trial.peak_bytes / 2**20:,.1f} MiB"
-    more = "" if left is None else f"; about {left} more, {duration(left * trial.seconds)}"
-    typer.echo(f"{trial.size:,}: {trial.end}{peak}, {trial.seconds:.1f} s{more}", err=True)
 
 
 def _maker(target: str, words: list[str] | None) -> "Maker":

@@ -72,5 +72,5 @@ def test_one_batch_is_held_for_all_steps_of_a_size() -> None:
             return size
 
     going = run(Maker("saturating", 0.01, 0.001))
-    going.time(8)
+    going.time(8, ())
     assert made == [8]

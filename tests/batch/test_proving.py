@@ -466,3 +466,20 @@ def test_a_loop_that_steps_is_told_to_leave_the_step_out_and_the_weights_stay() 
     with pytest.raises(ConfigError, match=r"the loop changes the weights.*leave the optimizer's step out of it"):
         prove(made, size=8)
     assert all(torch.equal(a, b) for a, b in zip(setup.model.parameters(), before, strict=True))
+
+
+def test_parts_are_told_with_what_is_left() -> None:
+    told: list[tuple[str, float | None]] = []
+    setup = models.mlp()
+    setup.model.float()
+    inputs, classes = setup.make_batch(7)
+    prove(
+        target(setup, make_batch=lambda size: (inputs.float(), classes)),
+        size=7,
+        on_part=lambda *part: told.append(part),
+    )
+    splits = ["split in 2", "split in 3", "split in 7"]
+    assert [what for what, _ in told] == ["computes in fp64", "causes looked for", *splits, "in its own dtype"]
+    left = [seconds for _, seconds in told]
+    assert all(seconds is not None and seconds > 0 for seconds in left[:-1])
+    assert left[-1] == 0

@@ -158,6 +158,6 @@ def test_real_workers() -> None:
     held = time_steps(lambda: target.step(16), 16, read, quick)
     here = At(target, 16, read, quick, held)  # type: ignore[arg-type]
     options = LoaderOptions(1)
-    found = loader_remedies(here, options, here.run(options))
+    found = list(loader_remedies(here, options, here.run(options)))
     assert {remedy.name for remedy in found} >= {"workers", "pin_memory"}
     assert all(remedy.before is not None for remedy in found)

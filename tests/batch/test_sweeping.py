@@ -57,6 +57,30 @@ def test_by_default_it_doubles_until_nothing_is_gained() -> None:
     assert found.points[-1].zone == "flat"
 
 
+def test_what_is_left_is_told_with_every_part() -> None:
+    """By the simulated clock: unknown while sizes double without an end, then within a third of the whole."""
+    device = Device("saturating", alpha=0.01, beta=0.001, jitter=0.001)
+    told: list[tuple[float, str, float | None]] = []
+    sweep(device, instruments=device.instruments(), on_part=lambda what, left: told.append((device.now, what, left)))
+    assert told[0][1] == "1: 10.99 ms/step, 91/s"
+    known = [(device.now - at, left) for at, _, left in told if left is not None]
+    assert len(known) > len(told) / 2
+    assert all(abs(left - really) < device.now / 3 for really, left in known)
+    assert known[-1][1] == 0
+    bounded: list[float | None] = []
+    sweep(device, [4, 8], instruments=device.instruments(), on_part=lambda _, left: bounded.append(left))
+    assert None not in bounded
+    assert bounded[0] > bounded[-1]
+
+
+def test_the_loader_and_remedies_are_parts_too() -> None:
+    device = draw("data-bound", seed=77_777)
+    told: list[str] = []
+    swept(device, loader=device.options, remedies=True, on_part=lambda what, left: told.append(what))
+    assert any("with the loader: " in what and what.endswith("% of a step waits") for what in told)
+    assert any(what.startswith("workers, ") for what in told)
+
+
 def test_memory_ends_it_and_the_estimate_is_of_the_growth() -> None:
     """1 GiB held, 1 MiB each, 1.1 GiB in all: 102 fit; with a tenth left free none of these could."""
     device = Device("memory-limited", 0.1, 0.0005, jitter=0.002, capacity=int(1.1 * (1 << 30)))

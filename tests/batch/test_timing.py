@@ -1,6 +1,6 @@
 """Timing by a clock of our own: warm-up, rounds, drift, strays, and waits for a loader."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,12 +62,14 @@ def test_medians_and_their_errors_by_hand() -> None:
     assert found.error == pytest.approx(1.2533 * 1.4826 * 1 / 5**0.5 / 3)
 
 
-def passes(*each: dict[int, float]) -> tuple[dict[int, Timed], Callable[[int], Timed]]:
-    """The first pass, and a function that gives the rest, size by size."""
+def passes(*each: dict[int, float]) -> tuple[dict[int, Timed], Callable[[Sequence[int]], dict[int, Timed]]]:
+    """The first pass, and a function that gives the rest."""
     left = {size: iter([one[size] for one in each[1:]]) for size in each[0]}
-    return {size: Timed(size, [seconds] * 3) for size, seconds in each[0].items()}, lambda size: Timed(
-        size, [next(left[size])] * 3
-    )
+
+    def again(sizes: Sequence[int]) -> dict[int, Timed]:
+        return {size: Timed(size, [next(left[size])] * 3) for size in sizes}
+
+    return {size: Timed(size, [seconds] * 3) for size, seconds in each[0].items()}, again
 
 
 def test_two_passes_that_agree_are_pooled() -> None:

@@ -45,6 +45,14 @@ def kept(found: Trace) -> dict[str, tuple[int, ...]]:
     return {layer.name: tuple(size for _, size in layer.saved) for layer in found.layers}
 
 
+def test_each_size_is_told_when_it_is_traced() -> None:
+    told: list[tuple[str, float | None]] = []
+    trace(target(Net()), on_part=lambda *part: told.append(part))
+    assert [what for what, _ in told] == ["2 examples traced", "4 examples traced"]
+    assert told[0][1] is not None and told[0][1] > 0
+    assert told[1][1] == 0
+
+
 def test_what_each_layer_keeps() -> None:
     found = trace(target(Net()))
     row, statistics = WIDTH * FLOAT, 2 * WIDTH * FLOAT

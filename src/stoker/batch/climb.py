@@ -17,6 +17,10 @@ FLAT_DOUBLINGS = 3
 """Doublings in a row that gain less than `SPENT` end a sweep."""
 LOOKS = 2
 """Times that all sizes are measured again where the two methods disagree."""
+BESIDE = 3
+"""Sizes beside the knee."""
+LOADED = 3
+"""Times the seconds of a size that it usually takes with the loader and, beside that, without."""
 LONGER = 4
 """Times as long as usual are these measured, and the loader at the studied size, as waits come in bursts."""
 MULTIPLES = (64, 32, 16, 8)
@@ -33,8 +37,10 @@ class Run:
     timed: dict[int, Timed] = field(default_factory=dict)
     ladder: tuple[int, ...] = ()
     """The sizes that were tried first: doublings, usually."""
-    on_timed: Callable[[Timed], None] | None = None
-    """Told of each size whenever it has been timed."""
+    on_part: Callable[[str, float | None], object] | None = None
+    """Told what was done, and about how many seconds all the rest will take; None: that isn't known."""
+    spent: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Seconds that timing a size took when it last was, and those of one of its steps."""
 
     def step(self, size: int) -> Callable[[], None]:
         """A step on one batch that is made now and held, or where the target holds none, one that makes its own."""
@@ -44,16 +50,40 @@ class Run:
         batch = make(size)
         return lambda: step_on(batch)
 
-    def time(self, size: int) -> Timed:
+    def time(self, size: int, ahead: Sequence[int] | None) -> Timed:
+        """`ahead`: the sizes that are timed after this one, as far as is known; None: that isn't."""
+        start = self.instruments.clock()
         timed = time_steps(self.step(size), size, self.instruments, self.effort)
-        if self.on_timed is not None:
-            self.on_timed(timed)
+        self.spent[size] = self.instruments.clock() - start, timed.median
+        what = f"{size:,}: {timed.median * 1e3:,.2f} ms/step, {size / timed.median:,.0f}/s"
+        self.told(what, None if ahead is None else self._seconds_of(ahead) + self._loader_seconds())
         return timed
+
+    def times(self, sizes: Sequence[int]) -> dict[int, Timed]:
+        """One after the other; those beside the knee, which lies in the middle as a rule, are still to come."""
+        beside = sorted(sizes)[len(sizes) // 2 :][:BESIDE]
+        return {size: self.time(size, [*sizes[place + 1 :], *beside]) for place, size in enumerate(sizes)}
+
+    def told(self, what: str, left: float | None) -> None:
+        if self.on_part is not None:
+            self.on_part(what, left)
+
+    def _seconds_of(self, sizes: Sequence[int]) -> float:
+        """As long as last time; a new size as long as the largest so far, or as the few steps that are the least."""
+        largest = max(self.spent)
+        seconds, step = self.spent[largest]
+        least = (self.effort.warmup + 3) * step / largest
+        return sum(self.spent[size][0] if size in self.spent else max(seconds, least * size) for size in sizes)
+
+    def _loader_seconds(self) -> float:
+        """Of steps with the loader, at every size and longer at one, where the target shows its loader."""
+        sizes = len(self.timed) + BESIDE + LONGER
+        return 0.0 if getattr(self.target, "load", None) is None else LOADED * self.effort.seconds * sizes
 
     def again(self, sizes: Sequence[int]) -> None:
         """More rounds of sizes that were measured, first rounds of others."""
-        for size in sizes:
-            more = self.time(size)
+        for place, size in enumerate(sizes):
+            more = self.time(size, sizes[place + 1 :])
             if size in self.timed:
                 self.timed[size].rounds += more.rounds
             else:
@@ -83,14 +113,17 @@ class Run:
         return judging.quantised(line, self.seconds, self.noise, between)
 
 
-def climb(run: Run, sizes: Sequence[int]) -> tuple[judging.Ended, str]:
-    """The first pass: until a size doesn't fit, takes too long, or follows several doublings that gained nothing."""
-    for size in sizes:
+def climb(run: Run, sizes: Sequence[int], *, bounded: bool = True) -> tuple[judging.Ended, str]:
+    """The first pass: until a size doesn't fit, takes too long, or follows several doublings that gained nothing.
+
+    `bounded`: the sizes may all be reached, so that it is known about how long they take.
+    """
+    for place, size in enumerate(sizes):
         if (reason := _would_not_fit(run, size)) is not None:
             return "memory", reason
         error = ""
         try:
-            run.timed[size] = run.time(size)
+            run.timed[size] = run.time(size, [*sizes[place + 1 :], *sizes] if bounded else None)
         except (RuntimeError, MemoryError) as raised:
             if not is_out_of_memory(raised):
                 raise

@@ -4,6 +4,7 @@ A model is known by its config alone, without torch, and so are the models of a 
 training is traced.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,9 +79,15 @@ def of_run(config: RunConfig, capacity: float | None = None) -> Footprint:
     return Footprint(together(roles_of(config)), (), capacity)
 
 
-def of_target(target: "Workload", size: int, capacity: float | None = None) -> Footprint:
+def of_target(
+    target: "Workload",
+    size: int,
+    capacity: float | None = None,
+    on_part: Callable[[str, float | None], object] | None = None,
+) -> Footprint:
     """Of any training that shows its model and loss: its forward pass is traced, and left as it was.
 
+    `on_part`: as for `trace`.
     Raises ConfigError for one that doesn't, or whose optimizer's states aren't known.
     """
     from stoker.batch.predicting import predicted
@@ -93,7 +100,7 @@ def of_target(target: "Workload", size: int, capacity: float | None = None) -> F
             "measures what its steps take"
         )
     few = 2 if target.most is None or target.most >= 4 else 1
-    traced = trace(target, (few, 2 * few))
+    traced = trace(target, (few, 2 * few), on_part=on_part)
     found = predicted(traced, size, target.optimizer)
     told = traced.to_json() | {"device": str(target.device)}
     states, grows = int(found.row("optimizer states")), found.per_example(found.moment)

@@ -5,7 +5,9 @@ ranks. In fp64, where the model can: there rounding is 1e-16 and what is more th
 for.
 """
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +28,29 @@ __all__ = ["prove"]
 
 Loop = Callable[[nn.Module, Sequence[Any]], object]
 
+DIAGNOSIS_PASSES = 12
+"""Passes over the whole batch that looking for causes takes where there are none."""
+RANKS_START_S = 6.0
+"""Until ranks that were started have imported torch and made the target, about."""
+
+
+@dataclass
+class _Going:
+    """How far a proof is: in passes over the whole batch, and in ranks that must start."""
+
+    tell: Callable[[str, float | None], object] | None
+    passes: int
+    starts: int
+    done: int = 0
+    begun: float = field(default_factory=time.monotonic)
+
+    def ended(self, what: str, passes: int) -> None:
+        """A part of so many passes is over."""
+        self.done += passes
+        each = (time.monotonic() - self.begun) / self.done
+        if self.tell is not None:
+            self.tell(what, each * max(0, self.passes - self.done) + RANKS_START_S * self.starts)
+
 
 def prove(
     target: Target | Maker,
@@ -34,12 +59,14 @@ def prove(
     splits: Sequence[int] | None = None,
     ranks: Sequence[int] | None = None,
     deadline_s: float = 300.0,
+    on_part: Callable[[str, float | None], object] | None = None,
 ) -> Proof:
     """Split one batch of `size` examples every way that is asked for, and compare gradients.
 
     `splits`: examples of a micro-batch, one run each, the last micro-batch holding what is left; by default half, a
     third and one. `ranks`: numbers of data-parallel ranks; by default 1 and, with a `Maker`, 2: ranks are processes of
     their own, which need to make the target themselves. They have `deadline_s` seconds for each number of ranks.
+    `on_part`: told of each part when it has ended, and about how many seconds are left.
 
     The model keeps its modes. Weights, buffers, gradients, optimizer and random states are afterwards as they were;
     `make_batch` is called once. Needs memory for the whole batch in fp64 and about four more gradients.
@@ -59,23 +86,30 @@ def prove(
     if made.take is None and (there := nest.examples(batch)) != size:
         raise ConfigError(f"make_batch({size}) gave {there} examples; where dim 0 counts something else, give `take`")
     notes: list[str] = []
+    several = sorted(set(ranks) - {1}) if isinstance(target, Maker) else []
+    going = _Going(on_part, 2 + DIAGNOSIS_PASSES + (2 + len(several)) * len(sizes), len(several))
     with untouched(made.model):
         double, refusal = _can_double(made, batch)
+        going.ended(f"computes in {'fp64' if double else 'its own dtype'}", 1)
         if refusal:
             notes.append(f"the model doesn't compute in fp64 ({refusal}), so its own dtype decided")
         with on_copies(made.model, torch.float64 if double else None):
             case = _case(made, nest.cast(batch, torch.float64) if double else batch, size, double)
             found = diagnose(case)
-            trials, causes = _trials(case, found, sizes, notes) if found.conclusive else ([], list(found.causes))
+            going.ended("causes looked for", DIAGNOSIS_PASSES)
+            trials, causes = _trials(case, found, sizes, notes, going) if found.conclusive else ([], [*found.causes])
         run = sorted({max(trial.split.ranks[0]) for trial in trials}, reverse=True)
         if isinstance(target, Maker) and found.conclusive:
-            for number in sorted(set(ranks) - {1}):
+            for number in several:
                 more = over_ranks(target, made, batch, case, found, run, number, deadline_s)
                 trials += [trial for trial, _ in more]
                 causes += rank_causes(more, found, causes)
+                going.starts -= 1
+                going.ended(f"{number} ranks", len(sizes))
         own = dtype_of(made.model)
         if double and own != torch.float64 and found.conclusive:
             trials += _own_precision(made, batch, size, run)
+            going.ended("in its own dtype", 1 + len(sizes))
     return _proof(case, found, trials, causes, notes)
 
 
@@ -120,7 +154,9 @@ def _given(case: Case) -> Loop:
     return lambda model, parts: accumulate(model, target.loss, parts, count=target.count)
 
 
-def _trials(case: Case, found: Diagnosis, sizes: Sequence[int], notes: list[str]) -> tuple[list[Trial], list[Cause]]:
+def _trials(
+    case: Case, found: Diagnosis, sizes: Sequence[int], notes: list[str], going: _Going
+) -> tuple[list[Trial], list[Cause]]:
     """Every split on one rank that runs, and all causes up to here."""
     loop, better = _given(case), corrected(case, found)
     trials = []
@@ -140,6 +176,7 @@ def _trials(case: Case, found: Diagnosis, sizes: Sequence[int], notes: list[str]
             if better is not None and apart[0].relative > found.tolerance:
                 mended = gaps(case.rig.after(better, parts), found.whole)[0]
             trials.append(Trial(split, case.precision, apart, mended))
+            going.ended(f"split in {len(parts)}", 1)
     causes = list(found.causes)
     if case.target.accumulate is not None and (cause := loop_cause(case, found, loop)) is not None:
         causes.append(cause)

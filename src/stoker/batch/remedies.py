@@ -1,6 +1,7 @@
 """Remedies for a step that waits: each one's gain is predicted from what was measured, then tried and measured."""
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -50,24 +51,25 @@ class At:
         return seconds / self.size
 
 
-def loader_remedies(at: At, options: LoaderOptions, now: Loaded) -> tuple[Remedy, ...]:
+def loader_remedies(at: At, options: LoaderOptions, now: Loaded) -> Iterator[Remedy]:
     """More workers; then, with those that help, more prefetching, workers that persist, pinned memory."""
     if now.share < WORTH:
         note = f"the loader is waited for {now.share:.1%} of a step: nothing to gain"
-        return (Remedy("workers", "leave them", 0.0, False, note, at.per_unit(now.seconds), None, "not needed"),)
+        yield Remedy("workers", "leave them", 0.0, False, note, at.per_unit(now.seconds), None, "not needed")
+        return
     fetches = time_fetches(at)
     workers, after = _workers(at, options, now, fetches)
-    made, best, loaded = [workers], options, now
+    yield workers
+    best, loaded = options, now
     if workers.loading is not None and after.seconds < now.seconds:
         best, loaded = workers.loading, after
     if best.workers:
         remedy, after = _prefetch(at, best, loaded, fetches)
-        made.append(remedy)
+        yield remedy
         if after.seconds < loaded.seconds * (1 - ENOUGH):
             best, loaded = remedy.loading or best, after
-        made.append(_persistent(at, best, loaded, fetches))
-    made.append(_pinned(at, best, loaded))
-    return tuple(made)
+        yield _persistent(at, best, loaded, fetches)
+    yield _pinned(at, best, loaded)
 
 
 def time_fetches(at: At) -> Fetches:

@@ -3,7 +3,7 @@
 `sweep(target)` runs complete optimizer steps, and leaves a `Target` as it was; what a `Maker` makes is thrown away.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,28 +44,29 @@ def sweep(
     scenario: str | None = None,
     effort: Effort | None = None,
     instruments: Instruments | None = None,
-    on_timed: Callable[[Timed], None] | None = None,
+    on_part: Callable[[str, float | None], object] | None = None,
 ) -> Sweep:
     """Measures, fits and judges; see `Sweep`.
 
     `sizes`: in the target's unit, ascending; None: 1, 2, 4, ... until memory ends, `largest` or the target's `most` is
     reached, or three doublings gained nothing. `present`: the size in use. `loader`: the options in use, for a target
     that shows its loader. `compile_model`: try torch.compile (it can take minutes); None: where steps are launch-bound.
-    `roofline`: also measure the device's peak and bandwidth. `scenario`: one of `ranges.SCENARIOS`. `on_timed`: told of
-    each size whenever it has been timed; most are several times.
+    `roofline`: also measure the device's peak and bandwidth. `scenario`: one of `ranges.SCENARIOS`. `on_part`: told
+    what was done (a size timed, most are several times; a remedy tried), and about how many seconds are left, None
+    where that isn't known.
     Errors of the target that aren't a lack of memory pass through; ConfigError where not even the smallest size runs.
     """
     if scenario is not None:
         list(remarks(scenario))  # an unknown one is an error before anything is measured
     workload = target() if isinstance(target, Maker) else target
     options = loader or LoaderOptions()
-    run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_timed=on_timed)
+    run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_part=on_part)
     with unchanged(target) if isinstance(target, Target) else nullcontext():
         ended, stopped, settled = _measure(run, sizes, present, largest)
         found = _study(run, present, options, roofline)
         verdict = found.verdict(ended, workload.unit)
         try_compile = verdict.kind == "launch-bound" if compile_model is None else compile_model
-        tried = tuple(_remedies(run, found, present, options, try_compile)) if remedies else ()
+        tried = tuple(_told(run, _remedies(run, found, present, options, try_compile))) if remedies else ()
     return Sweep(
         unit=workload.unit,
         device=str(workload.device),
@@ -97,12 +98,12 @@ def _measure(
 ) -> tuple[judging.Ended, str, Settled]:
     """Times every size; why no larger one was tried, and how steady the device was."""
     most = min((each for each in (largest, run.target.most, max(sizes) if sizes else None) if each), default=None)
-    ended, stopped = climb(run, list(_ladder(sizes, present, most)))
+    ended, stopped = climb(run, list(_ladder(sizes, present, most)), bounded=most is not None)
     if len(run.timed) < 2:
         raise ConfigError(
             f"sweep: only {len(run.timed)} size ran ({stopped}); a curve needs two. Allow larger sizes, or free memory"
         )
-    run.timed, settled = settle(run.timed, run.time, run.effort)
+    run.timed, settled = settle(run.timed, run.times, run.effort)
     run.ladder = tuple(run.timed)
     refine(run)
     return ended, stopped, settled
@@ -173,11 +174,16 @@ def _loaded(run: Run, options: LoaderOptions, studied: int) -> dict[int, tuple[L
     if getattr(target, "load", None) is None:
         return {}
     found = {}
-    for size in run.seconds:
-        effort = replace(run.effort, seconds=run.effort.seconds * (LONGER if size == studied else 1))
+    weights = {size: LONGER if size == studied else 1 for size in run.seconds}
+    start = run.instruments.clock()
+    for size, weight in weights.items():
+        effort = replace(run.effort, seconds=run.effort.seconds * weight)
         loaded = time_loader(target, size, options, run.instruments, effort)
         each_alone = replace(run.effort, round_steps=1)
         found[size] = loaded, time_steps(run.step(size), size, run.instruments, each_alone)
+        done = sum(weights[each] for each in found)
+        left = (run.instruments.clock() - start) * (sum(weights.values()) / done - 1)
+        run.told(f"{size:,} with the loader: {loaded.share:.0%} of a step waits", left)
     return found
 
 
@@ -233,6 +239,13 @@ def _remedies(
     if try_compile and isinstance(target, Target):
         batch = target.make_batch(studied)
         yield compiled(target, studied, batch, run.seconds[studied], found.line, run.instruments, run.effort)
+
+
+def _told(run: Run, remedies: Iterable[Remedy]) -> Iterator[Remedy]:
+    for remedy in remedies:
+        if remedy.measured is not None:
+            run.told(f"{remedy.name}, {remedy.change}: {remedy.measured:+.0%}", None)
+        yield remedy
 
 
 def _warnings(run: Run, settled: Settled, found: _Studied, present: int | None, scenario: str | None) -> Iterator[str]:

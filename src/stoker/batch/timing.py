@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterable, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -137,7 +137,7 @@ class Settled:
 
 
 def settle(
-    first: Mapping[int, Timed], again: Callable[[int], Timed], effort: Effort
+    first: Mapping[int, Timed], again: Callable[[Sequence[int]], dict[int, Timed]], effort: Effort
 ) -> tuple[dict[int, Timed], Settled]:
     """Repeats passes over the sizes, down and up in turn, until two in a row agree; pools those two.
 
@@ -147,7 +147,7 @@ def settle(
     before, drift, steady, passes = dict(first), 1.0, False, 1
     while True:
         order = sorted(before, reverse=passes % 2 == 1)
-        after = {size: again(size) for size in order}
+        after = again(order)
         ratios = {size: after[size].median / before[size].median for size in order}
         passes += 1
         common = statistics.median(ratios.values())
@@ -161,7 +161,7 @@ def settle(
         kept = [before[size], after[size]] if steady else [after[size]]
         if steady and abs(math.log(ratios[size] / common)) > STRAY:
             strays.append(size)
-            kept = sorted([*kept, again(size)], key=lambda timed: timed.median)[:2]
+            kept = sorted([*kept, again([size])[size]], key=lambda timed: timed.median)[:2]
         pooled[size] = Timed(
             size,
             [each for timed in kept for each in timed.rounds],

@@ -6,7 +6,8 @@ seen here: `stoker.batch.fit` measures the peak of complete steps.
 """
 
 import random
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -111,9 +112,12 @@ class Trace:
         ])  # fmt: skip
 
 
-def trace(target: Target, sizes: tuple[int, int] = (2, 4)) -> Trace:
+def trace(
+    target: Target, sizes: tuple[int, int] = (2, 4), *, on_part: Callable[[str, float | None], object] | None = None
+) -> Trace:
     """What `target` holds, from its forward pass at two sizes of batch, in the mode that the model is in.
 
+    `on_part`: told of each size when it has been traced, and about how many seconds are left.
     At size 1 some tensors that other sizes copy are views, and BatchNorm may refuse: 2 is the least that is typical.
     The model is left as it was found: buffers (BatchNorm's statistics), gradients, and the random numbers of torch,
     numpy and Python. Raises ConfigError where the sizes aren't two, rising, or are more than the data set has.
@@ -127,7 +131,12 @@ def trace(target: Target, sizes: tuple[int, int] = (2, 4)) -> Trace:
         )
     keys = {module: name for name, module in target.model.named_modules()}
     with _restored(target):
-        found = {size: _saved(target, keys, size) for size in sizes}
+        found, start = {}, time.monotonic()
+        for size in sizes:
+            found[size] = _saved(target, keys, size)
+            if on_part is not None:
+                left = (time.monotonic() - start) * (sum(sizes) / sum(found) - 1)
+                on_part(f"{size} {target.unit} traced", left)
     own = _own_parameters(target.model)
     kinds = {name: type(module).__name__ for module, name in keys.items()}
     places = [(BATCH, "inputs"), *kinds.items(), (LOSS, "function")]
