@@ -3,9 +3,10 @@
 What is usual is no proof: the sweep and the noise scale decide. Sources, as of 2026: ImageNet with 256 to 8192 examples
 globally (Goyal et al. 2017, arXiv 1706.02677); detection with 16 globally on 8 devices (He et al. 2017, arXiv
 1703.06870) to 256 (Peng et al. 2017, MegDet, arXiv 1711.07240); fine-tuning BERT with 16 or 32 (Devlin et al. 2018,
-arXiv 1810.04805); pre-training language models with 0.5 to 4 million tokens, 256 to 2048 sequences of 2048 tokens
-(Brown et al. 2020, arXiv 2005.14165; Touvron et al. 2023, arXiv 2307.09288); click-through rates with 1024 and more
-(Zheng et al. 2022, CowClip, arXiv 2204.06240). Between these, practice.
+arXiv 1810.04805); pre-training language models with 0.5 to 3.2 million tokens in sequences of 2048 (Brown et al. 2020,
+arXiv 2005.14165) and 4 million in sequences of 4096 (Touvron et al. 2023, arXiv 2307.09288), so some 240 to 1600
+sequences; click-through rates with 1024, and with care 131072 (Zheng et al. 2022, CowClip, arXiv 2204.06240). No paper
+gives a range: where these are, and beyond what they give, practice.
 """
 
 from collections.abc import Iterator
