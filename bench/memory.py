@@ -9,7 +9,8 @@ never on the one it is judged on.
 
 glibc keeps tensors below 32 MiB in one heap, and holes in it are memory that nobody has. `--mapped` sets
 MALLOC_MMAP_THRESHOLD_ to 1 MiB in the processes, so that larger tensors are mapped and given back one by one: the
-difference is what the holes take. `--quick`: two set-ups, small, no margin; its figures say nothing.
+difference is what the holes take. `--quick`: two set-ups, small, no margin; its figures say nothing. `--levers` is
+another bench: what each lever saves (`bench.memory_levers`), a few minutes on one thread.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from bench import memory_levers
 from bench.common import ROOT, finish
 from stoker.memory import Breakdown, Setup, predict, shape_of
 from stoker.memory.breakdown import Margin
@@ -239,10 +241,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two small set-ups, no margin")
     parser.add_argument("--mapped", action="store_true", help="without the holes of glibc's heap")
+    parser.add_argument("--levers", action="store_true", help="what each lever saves, predicted and measured")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
         print(json.dumps(grow(Case(**json.loads(args.case)))))
+        return
+    if args.levers:
+        found = memory_levers.measure(
+            list(memory_levers.MODELS), list(memory_levers.LEVERS)[: 2 if args.quick else None]
+        )
+        print(memory_levers.table(found))
+        finish({"levers": [asdict(row) for row in found]})
         return
     rows = [measured(case, args.mapped) for case in (quick() if args.quick else cases())]
     if args.quick:
