@@ -28,6 +28,8 @@ MAPPED = 2**20
 """Bytes from which on a tensor is mapped on its own."""
 CHUNK = 1024
 """Tokens of chunked logits, as the ladder proposes them."""
+LITTLE = 0.01
+"""A saving of less of the whole is within what two processes differ by."""
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {
         "hidden_size": 320,
@@ -130,7 +132,7 @@ def measure(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: levers down, models across; MiB saved and how far the prediction was off, of the whole."""
+    """Markdown: levers down, models across; MiB saved, and how far off the prediction was where it is no trifle."""
     models = list(dict.fromkeys(row.model for row in rows))
     by: Mapping[tuple[str, str], Row] = {(row.lever, row.model): row for row in rows}
     head = "| lever | " + " | ".join(f"{model}: predicted | measured | off by" for model in models) + " |"
@@ -142,10 +144,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> tuple[str, str, str]:
-    if row.measured is None:
-        return f"{row.predicted / 2**20:,.0f}", "–", "–"
-    off = (row.predicted - row.measured) / row.whole
-    return f"{row.predicted / 2**20:,.0f}", f"{row.measured / 2**20:,.0f}", f"{off:+.0%}"
+    found = "–" if row.measured is None else f"{row.measured / 2**20:,.0f}"
+    told = row.measured is not None and row.measured > LITTLE * row.whole
+    off = f"{row.predicted / row.measured - 1:+.0%}" if told and row.measured else "–"
+    return f"{row.predicted / 2**20:,.0f}", found, off
 
 
 def _line(row: Row) -> str:

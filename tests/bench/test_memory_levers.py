@@ -39,17 +39,22 @@ def test_a_saving_is_the_growth_without_less_that_with(capsys: pytest.CaptureFix
         ("8-bit optimizer", None),
         ("optimizer offload", None),
     ]
-    assert "llama, checkpointing: predicted to save 278 MiB of 700, measured 200 (+11%)" in capsys.readouterr().out
+    assert "llama, checkpointing: predicted to save 278 MiB of 700, measured 200 (+39%)" in capsys.readouterr().out
 
 
 def test_the_table() -> None:
     mib = 2**20
-    rows = [Row("a", "x", 50 * mib, 40 * mib, 100 * mib), Row("a", "y", 7 * mib, None, 100 * mib)]
+    saves = {"x": (50, 40), "y": (7, None), "z": (0, 0.5)}
+    rows = [
+        Row("a", lever, said * mib, None if found is None else found * mib, 100 * mib)
+        for lever, (said, found) in saves.items()
+    ]
     assert memory_levers.table([*rows, *(replace(row, model="b", whole=200 * mib) for row in rows)]).splitlines() == [
         "| lever | a: predicted | measured | off by | b: predicted | measured | off by |",
         "|---|---|---|---|---|---|---|",
-        "| x | 50 | 40 | +10% | 50 | 40 | +5% |",
+        "| x | 50 | 40 | +25% | 50 | 40 | +25% |",
         "| y | 7 | – | – | 7 | – | – |",
+        "| z | 0 | 0 | – | 0 | 0 | – |",
     ]
 
 
