@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import Tensor, nn
@@ -111,6 +112,29 @@ def test_a_layer_keeps_what_the_formula_says(kind: str, precision: str, attentio
     if kind == "bert" and precision == "autocast":
         held = 4  # autocast raises it
     assert rest == embedded(shape, setup) + ending(shape, setup) + held * VOCABULARY + labels
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft, of transformers
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")  # peft, of gpt2's maps
+@pytest.mark.parametrize("lora_dtype", ["fp32", "base"])
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "autocast"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma", "gpt2", "bert"])
+def test_adapters_keep_their_own_inputs_and_a_frozen_base_none(
+    kind: str, precision: str, attention: str, lora_dtype: Any
+) -> None:
+    config, model = build(kind, precision, attention, False)
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, target_modules="all-linear"), autocast_adapter_dtype=lora_dtype == "fp32"
+    )
+    found = traced(adapted, precision)
+    shape = shape_of(config.to_dict())
+    setup = Setup(1, TOKENS, precision=precision, attention=attention, device="cpu", lora_rank=4, lora_dtype=lora_dtype)  # type: ignore[arg-type]
+    assert per_token(found, ".1.") == kept(shape.blocks[0], shape, setup)
+    if kind != "bert":  # whose head has maps that are adapted
+        rest = sum(layer.per_unit for layer in found.layers if ".1." not in layer.name and ".0." not in layer.name)
+        held = LOSSES[losses(kind)].held[setup.bytes_of.compute]
+        assert rest / TOKENS == embedded(shape, setup) + ending(shape, setup) + held * VOCABULARY + 8
 
 
 def test_casts_of_autocast() -> None:

@@ -59,8 +59,8 @@ def test_optimizers_save_what_was_measured() -> None:
     ("changes", "measured"),
     [
         ({"optimizer": "adamw_8bit", "offload": True, "stepping": "in backward"}, 18.9),
-        ({"lora_rank": 8}, 16.2),
-        ({"lora_rank": 8, "quantised": "nf4_double"}, 7.4),
+        ({"lora_rank": 8, "lora_dtype": "base"}, 16.2),
+        ({"lora_rank": 8, "lora_dtype": "base", "quantised": "nf4_double"}, 7.4),
     ],
 )
 def test_llama_8b_in_torchtune(changes: dict[str, Any], measured: float) -> None:

@@ -8,6 +8,9 @@ its input and the normalised values, 4 bytes each, before the weight takes them 
 deviation; attention q, k, v, its output and a log-sum-exp of 4 bytes a head (flash), or the probabilities of all pairs
 (eager); an activation function its input, a gated MLP all four of its f-wide tensors; dropout its mask.
 
+Of a frozen base maps keep no input and norms no normalised values; an adapter keeps its own input, in its own
+precision, and what its first matrix makes of it.
+
 In 16 bit that makes a layer of Llama's kind, flash attention: 16 h + 4 q + 4 k + 8 f + 4 a + 8. With h = q = k,
 f = 4 h, LayerNorm and dropout it makes the 34 h of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), and eager
 attention 5 a s more.
@@ -31,6 +34,7 @@ def kept(block: Block, shape: ModelShape, setup: Setup) -> float:
         _norms(block, shape, setup)
         + _attention(block.attention, block.norm, shape, setup)
         + _mlp(block.mlp, shape, setup)
+        + _adapters(block, shape, setup)
     )
 
 
@@ -48,6 +52,23 @@ def working(block: Block, shape: ModelShape, setup: Setup) -> float:
     return max(wide, pairs) + 2 * shape.hidden * residual(setup)
 
 
+def _adapters(block: Block, shape: ModelShape, setup: Setup) -> float:
+    """What adapters of all maps but joint experts' keep beyond the base's inputs, which they keep in its place."""
+    if not setup.lora_rank:
+        return 0.0
+    size, own = setup.bytes_of, setup.adapter_bytes
+    maps = [matrix for matrix in block.matrices if "expert" not in matrix.name]
+    rows = sum(matrix.count for matrix in maps) * setup.lora_rank
+    output = block.attention.output
+    if size.autocast:  # to fp32 and back: flash attention's output, which it keeps itself, is then another tensor
+        return size.compute * (rows + (output if setup.attention == "flash" else 0))
+    if own == size.compute:
+        return own * rows
+    # Each casts its input; what several maps share, the base would have kept once. Flash attention's output stays.
+    shared = 2 * shape.hidden + block.mlp.active + (output if setup.attention == "eager" else 0)
+    return own * (rows + sum(matrix.count * matrix.inputs for matrix in maps)) - size.compute * shared
+
+
 def embedded(shape: ModelShape, setup: Setup) -> float:
     """Bytes per token of the batch and of what stands before the layers."""
     ids = 8 * (2 if shape.logits else 1)  # tokens and labels
@@ -61,7 +82,8 @@ def ending(shape: ModelShape, setup: Setup) -> float:
     last, hidden, size = shape.blocks[-1], shape.hidden, setup.bytes_of
     if not last.post_norm:
         capped = size.compute * shape.logits if last.attention.softcap else 0  # Gemma 2's logits, before their loss
-        return _norm(last, shape, setup, consumers=1 if shape.logits else 0) + capped
+        head = bool(shape.logits) and not setup.lora_rank  # a frozen one has no adapter
+        return _norm(last, shape, setup, consumers=int(head)) + capped
     if shape.logits != shape.vocabulary:
         return hidden * size.compute
     # BERT's head: a dense layer, its activation, a norm, and the matrix onto the vocabulary.
@@ -93,7 +115,7 @@ def _norm(block: Block, shape: ModelShape, setup: Setup, *, consumers: int) -> f
         return stream * hidden + _moments(setup) + output
     if setup.fused_norm:
         return stream * hidden + STATISTIC + output
-    normalised = 4 if block.norm == "gemma" else stream
+    normalised = 0 if setup.lora_rank else 4 if block.norm == "gemma" else stream
     return (4 + normalised) * hidden + STATISTIC + output
 
 
@@ -109,7 +131,7 @@ def _attention(attention: Attention, norm: Norm, shape: ModelShape, setup: Setup
         wide += 2 * attention.query - attention.keys - attention.values
     total = float(size * wide)
     if attention.normed:
-        values = 8 if norm == "gemma" or size == STATISTIC else 6
+        values = 4 if setup.lora_rank else 8 if norm == "gemma" or size == STATISTIC else 6
         rows = heads + heads * attention.keys // attention.query
         total += (attention.query + attention.keys) * values + STATISTIC * rows
     if setup.attention == "flash":

@@ -135,6 +135,8 @@ class Setup:
     """Several micro-batches add to the gradients before a step: they are there through every forward pass."""
     lora_rank: int = 0
     """0: all weights are trained."""
+    lora_dtype: Literal["fp32", "base"] = "fp32"
+    """Of adapters, their gradients and moments: peft takes fp32 beside a 16-bit base, torchtune the base's own."""
     quantised: str | None = None
     """A key of QUANTISED, for the layers' matrices of a model that isn't trained itself."""
     ranks: int = 1
@@ -174,6 +176,11 @@ class Setup:
     @property
     def bytes_of(self) -> Precision:
         return PRECISIONS[self.precision]
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Of an element of an adapter."""
+        return 4 if self.lora_dtype == "fp32" else self.bytes_of.weight
 
     @property
     def trains(self) -> bool:

@@ -45,8 +45,8 @@ def states_of(weights: Weights, setup: Setup) -> States:
     """Bytes that one rank holds whatever the batch, in the steady state (from the second step on)."""
     size = setup.bytes_of
     trained = weights.trained if setup.trains else 0
-    # Adapters beside a 16-bit base are fp32, and are their own master (peft's `autocast_adapter_dtype`).
-    gradient = 4 if setup.lora_rank else size.gradient
+    # Adapters are their own master.
+    gradient = setup.adapter_bytes if setup.lora_rank else size.gradient
     waiting = min(trained, weights.largest) if setup.stepping == "in backward" else trained
     stage = ("none", "zero1", "zero2", "zero3").index(setup.sharding)
     share = [1 / setup.ranks if stage >= least else 1.0 for least in (1, 2, 3)]
@@ -86,7 +86,7 @@ def _stored(weights: Weights, setup: Setup) -> float:
     base: float = weights.parameters * size
     if setup.quantised:
         base = weights.unquantised * size + weights.linear * QUANTISED[setup.quantised]
-    return base + (weights.trained * 4 if setup.lora_rank else 0)
+    return base + (weights.trained * setup.adapter_bytes if setup.lora_rank else 0)
 
 
 def _optimizer(weights: Weights, setup: Setup) -> float:
@@ -94,7 +94,9 @@ def _optimizer(weights: Weights, setup: Setup) -> float:
     if not setup.trains:
         return 0.0
     if setup.lora_rank:
-        return moment_bytes(setup.optimizer, trained, matrices=trained, factored=weights.factored, element=4)
+        return moment_bytes(
+            setup.optimizer, trained, matrices=trained, factored=weights.factored, element=setup.adapter_bytes
+        )
     moments = moment_bytes(setup.optimizer, trained, weights.linear, weights.factored, size.moment)
     return moments + size.master * trained
 
@@ -110,7 +112,7 @@ def temporaries(optimizer: Optimizer, stepping: str, largest: int, trained: int)
 
 
 def _temporaries(weights: Weights, setup: Setup) -> float:
-    moment = 4 if setup.lora_rank else setup.bytes_of.moment
+    moment = setup.adapter_bytes if setup.lora_rank else setup.bytes_of.moment
     trained = weights.trained if setup.trains else 0
     return temporaries(OPTIMIZERS[setup.optimizer], setup.stepping, weights.largest, trained) * moment
 
