@@ -1,23 +1,15 @@
 """`stoker batch`: what fits, where throughput saturates, where the bytes go, whether accumulation is exact."""
 
-import json
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli_errors import fail
-from stoker.errors import StokerError
-from stoker.record.progress import duration
+from stoker.cli_batch_frame import aside, framed, show, timed, told
+from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
-    from stoker.batch.certificate import Trial
     from stoker.batch.target import Maker
-    from stoker.batch.timing import Timed
-    from stoker.report.html import Section
 
 __all__ = ["batch"]
 
@@ -42,6 +34,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object, for machine
 Html = Annotated[
     Path | None, typer.Option("--html", help="Also draw it into this file (one page, no network).", show_default=False)
 ]
+
+
+_OF_A_MODEL = ("tokens", "precision", "optimizer", "checkpointing", "lora_rank", "ranks", "sharding")
+"""Options of `memory` that say how a known model would be trained."""
 
 
 @batch.command(
@@ -75,13 +71,13 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Wires `stoker.batch.fit`."""
-    with _errors(as_json):
+    with framed(html, as_json):
         from stoker.batch.fitting import fit as run_fit
 
-        limit = None if limit_gib is None else int(limit_gib * 2**30)
+        limit = _bytes(limit_gib, "--limit-gib")
         found = run_fit(
             _maker(target, words), limit_bytes=limit, headroom=headroom, start=start, most=most, ranks=ranks,
-            deadline_seconds=deadline, on_trial=None if as_json else _told,
+            deadline_seconds=deadline, on_trial=None if as_json else told,
         )  # fmt: skip
         made = found.to_json()
         text = str(found)
@@ -90,7 +86,7 @@ def fit(
             text += f"\n{found.for_update(per_update)}"
         from stoker.report.fit import sections
 
-        _show("Fit", target, made, text, lambda: sections(made), html, as_json)
+        show("Fit", target, made, text, lambda: sections(made), html, as_json)
 
 
 @batch.command(
@@ -116,17 +112,18 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Wires `stoker.batch.sweep`."""
-    with _errors(as_json):
+    with framed(html, as_json):
         from stoker.batch.sweeping import sweep as run_sweep
 
-        found = run_sweep(
-            _maker(target, words), _numbers(sizes, "--sizes"), present=present, largest=largest, scenario=scenario,
-            remedies=remedies, on_timed=None if as_json else _timed(),
-        )  # fmt: skip
+        with aside():
+            found = run_sweep(
+                _maker(target, words), _numbers(sizes, "--sizes"), present=present, largest=largest, scenario=scenario,
+                remedies=remedies, on_timed=None if as_json else timed(),
+            )  # fmt: skip
         from stoker.report.sweep import sections
 
         made = found.to_json()
-        _show("Sweep", target, made, str(found), lambda: sections(made), html, as_json)
+        show("Sweep", target, made, str(found), lambda: sections(made), html, as_json)
 
 
 @batch.command(
@@ -137,6 +134,7 @@ def sweep(
     epilog="Example: stoker batch memory models/smollm2-135m-instruct --size 8 --tokens 1024 --precision autocast",
 )
 def memory(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -160,16 +158,18 @@ def memory(
     as_json: Json = False,
 ) -> None:
     """Wires `stoker.memory` and `stoker.batch.trace`."""
-    capacity = None if capacity_gib is None else capacity_gib * 2**30
-    with _errors(as_json):
+    with framed(html, as_json):
         from stoker.batch.footprint import of_model, of_run, of_target
 
+        capacity = _bytes(capacity_gib, "--capacity-gib")
+        _check_given(context, target)
         if target.endswith(".toml"):
             from stoker.config.load import load
 
             found = of_run(load(Path(target), words or []), capacity)
         elif ":" in target:
-            found = of_target(_maker(target, words)(), size, capacity)
+            with aside():
+                found = of_target(_maker(target, words)(), size, capacity)
         else:
             from stoker.memory import Setup
 
@@ -181,7 +181,7 @@ def memory(
         from stoker.report.memory import sections
 
         made = found.to_json()
-        _show("Memory", target, made, str(found), lambda: sections(made), html, as_json)
+        show("Memory", target, made, str(found), lambda: sections(made), html, as_json)
 
 
 @batch.command(
@@ -203,40 +203,40 @@ def prove(
     as_json: Json = False,
 ) -> None:
     """Wires `stoker.batch.prove`."""
-    with _errors(as_json):
+    with framed(html, as_json):
         from stoker.batch.proving import prove as run_prove
 
-        found = run_prove(
-            _maker(target, words), size=size, splits=_numbers(splits, "--splits"), ranks=_numbers(ranks, "--ranks"),
-            deadline_s=deadline,
-        )  # fmt: skip
+        with aside():
+            found = run_prove(
+                _maker(target, words), size=size, splits=_numbers(splits, "--splits"), ranks=_numbers(ranks, "--ranks"),
+                deadline_s=deadline,
+            )  # fmt: skip
         from stoker.report.prove import sections
 
         made = found.to_json()
-        _show("Accumulation", target, made, str(found), lambda: sections(made), html, as_json)
+        show("Accumulation", target, made, str(found), lambda: sections(made), html, as_json)
         if not found.equal:
             raise typer.Exit(1)
 
 
-def _timed() -> Callable[["Timed"], None]:
-    """A line for each size as it is timed, with the time since the beginning."""
-    start = time.monotonic()
-
-    def tell(timed: "Timed") -> None:
-        rate = timed.size / timed.median
-        typer.echo(
-            f"{duration(time.monotonic() - start)}  {timed.size:,}: {timed.median * 1e3:,.2f} ms/step, {rate:,.0f}/s",
-            err=True,
-        )
-
-    return tell
+def _check_given(context: typer.Context, target: str) -> None:
+    """An option that says nothing of such a TARGET is a mistake, not to be left aside in silence."""
+    run = target.endswith(".toml")
+    if not run and ":" not in target:
+        return
+    idle = [*_OF_A_MODEL, *(["size"] if run else [])]
+    given = [name for name in idle if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        what = "a run file has its own (change them as key=value)" if run else "a function's training has its own"
+        raise ConfigError(f"--{given[0].replace('_', '-')} is of a model's folder or config.json: {what}")
 
 
-def _told(trial: "Trial", left: int | None) -> None:
-    """A line for each trial as it ends; on stderr, so that what is printed at the end stands alone."""
-    peak = "" if trial.peak_bytes is None else f", peak {trial.peak_bytes / 2**20:,.1f} MiB"
-    more = "" if left is None else f"; about {left} more, {duration(left * trial.seconds)}"
-    typer.echo(f"{trial.size:,}: {trial.end}{peak}, {trial.seconds:.1f} s{more}", err=True)
+def _bytes(gib: float | None, option: str) -> int | None:
+    if gib is None:
+        return None
+    if not 0 < gib < 2**33:  # neither NaN nor more than any machine can address
+        raise ConfigError(f"{option} = {gib:g}: a size above 0, in GiB")
+    return int(gib * 2**30)
 
 
 def _maker(target: str, words: list[str] | None) -> "Maker":
@@ -244,11 +244,11 @@ def _maker(target: str, words: list[str] | None) -> "Maker":
 
     if target.endswith(".toml"):
         if not Path(target).expanduser().is_file():
-            fail(f"run file {target} does not exist: give its path, or a function (file.py:make_target)")
+            raise ConfigError(f"run file {target} does not exist: give its path, or a function (file.py:make_target)")
         return Maker("stoker.engine.target:make", (target, *(words or ())))
     if ":" not in target:
         name = f"{target}:make_target" if target.endswith(".py") else "train.py:make_target"
-        fail(f"TARGET '{target}' is neither a run file (.toml) nor a function: name it as {name}")
+        raise ConfigError(f"TARGET '{target}' is neither a run file (.toml) nor a function: name it as {name}")
     return Maker(target, tuple(words or ()))
 
 
@@ -258,38 +258,4 @@ def _numbers(text: str | None, option: str) -> list[int] | None:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        fail(f"{option} = '{text}': whole numbers are needed, as 1,2,4")
-
-
-@contextmanager
-def _errors(as_json: bool) -> Iterator[None]:
-    """Stoker's own errors in words; those of a user's function keep their traceback."""
-    try:
-        yield
-    except StokerError as error:
-        if as_json:
-            typer.echo(json.dumps({"event": "error", "text": str(error)}))
-        fail(error)
-
-
-def _show(
-    what: str,
-    target: str,
-    made: dict[str, Any],
-    text: str,
-    sections: Callable[[], Iterable["Section"]],
-    html: Path | None,
-    as_json: bool,
-) -> None:
-    from stoker.record.printable import printable
-
-    typer.echo(json.dumps(made) if as_json else "\n".join(printable(line) for line in text.split("\n")))
-    if html is not None:
-        from datetime import datetime
-        from importlib.metadata import version
-
-        from stoker.report.html import page, save
-
-        when = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
-        save(html, page(f"{what} of {target}", f"stoker {version('stoker')}, {when}", list(sections()), text))
-        typer.echo(f"wrote {html}", err=True)
+        raise ConfigError(f"{option} = '{text}': whole numbers are needed, as 1,2,4") from None

@@ -18,7 +18,7 @@ TRACE = {
     "gradient_bytes": 400,
     "buffer_bytes": 8,
     "parameters": 100,
-    "states_per_weight": 2.0,
+    "state_bytes": 800,
     "device": "cpu",
     "layers": [
         layer("batch", 0, 500),
@@ -54,7 +54,7 @@ def test_parts_add_up_to_the_peak() -> None:
 
 def test_what_is_not_known_is_none() -> None:
     assert parts_of_peak(None, {}, [], 10, None) == ()
-    unknown = parts_of_peak(TRACE | {"states_per_weight": None}, {"weights": 400}, [], 10, None)
+    unknown = parts_of_peak(TRACE | {"state_bytes": None}, {"weights": 400}, [], 10, None)
     assert {part.name: part.predicted for part in unknown}["states"] is None
     assert largest_layer(None, 3) is None
 

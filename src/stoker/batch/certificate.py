@@ -70,9 +70,12 @@ class Accumulation:
 
     def __str__(self) -> str:
         each = f" x {self.ranks} ranks" if self.ranks > 1 else ""
+        parts = (
+            "1 micro-batch of" if self.accumulation_steps == 1 else f"{self.accumulation_steps} micro-batches of up to"
+        )
         return (
-            f"{self.examples_per_update:,} per update = {self.accumulation_steps} micro-batches of up to "
-            f"{self.examples_per_microbatch:,}{each}; the update is the same, and so is the learning rate"
+            f"{self.examples_per_update:,} per update = {parts} {self.examples_per_microbatch:,}{each}; the update is "
+            "the same, and so is the learning rate"
         )
 
 

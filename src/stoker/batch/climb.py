@@ -45,7 +45,12 @@ class Run:
         return lambda: step_on(batch)
 
     def time(self, size: int) -> Timed:
-        timed = time_steps(self.step(size), size, self.instruments, self.effort)
+        try:
+            timed = time_steps(self.step(size), size, self.instruments, self.effort)
+        except Exception as error:
+            if size == 1:
+                error.add_note("one example alone may be what fails (BatchNorm refuses it): then sizes from 2 on")
+            raise
         if self.on_timed is not None:
             self.on_timed(timed)
         return timed

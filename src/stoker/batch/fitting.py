@@ -19,7 +19,7 @@ from stoker.batch.levers import levers_of
 from stoker.batch.search import Observation, Search
 from stoker.batch.target import Maker, Target
 from stoker.batch.trials import Ending, Trials, environment
-from stoker.errors import ConfigError, RunError
+from stoker.errors import ConfigError, RunError, StokerError
 from stoker.record.memory import available_bytes
 
 __all__ = ["Fit", "fit"]
@@ -68,10 +68,10 @@ def fit(
     Raises ConfigError where the arguments don't fit together, RunError where not even one unit fits, and with the
     traceback where a trial fails for anything but memory.
     """
-    if not 0 <= headroom < 1 or steps < 2 or start < 1 or ranks < 1:
+    if not 0 <= headroom < 1 or steps < 2 or min(start, ranks, 1 if limit_bytes is None else limit_bytes) < 1:
         raise ConfigError(
-            f"headroom = {headroom}, steps = {steps}, start = {start}, ranks = {ranks}: headroom is a share from 0 up "
-            "to 1, at least 2 steps hold the optimizer's state, start and ranks begin at 1"
+            f"headroom = {headroom}, steps = {steps}, start = {start}, ranks = {ranks}, limit_bytes = {limit_bytes}: "
+            "headroom is a share from 0 up to 1, at least 2 steps hold the optimizer's state, the others begin at 1"
         )
     if in_process and ranks > 1:
         raise ConfigError(f"in_process = True, ranks = {ranks}: one process is one rank")
@@ -169,7 +169,12 @@ class _Fitting:
 
     def _try(self, size: int, limit: int | None, steps: int | None = None) -> Trial:
         start = time.monotonic()
-        ending = self.agreement.reached(lambda: self.runner.try_size(size, limit, steps))
+        try:
+            ending = self.agreement.reached(lambda: self.runner.try_size(size, limit, steps))
+        except StokerError as error:
+            if size == 1 and not self.trials:
+                error.add_note("one example alone may be what fails (BatchNorm refuses it): then start = 2 (--start 2)")
+            raise
         told = ending.told if ending.end == "ran" else {}
         trial = Trial(
             size,

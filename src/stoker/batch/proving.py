@@ -53,6 +53,11 @@ def prove(
             f"a {type(made).__name__} has no model and loss to differentiate in parts: prove takes a "
             "stoker.batch.Target(model, optimizer, make_batch, loss), or a Maker of one"
         )
+    if beside := len(made.weights()) - sum(1 for _ in made.model.parameters()):
+        raise ConfigError(
+            f"the optimizer trains {beside} tensors that aren't parameters of the model, so their gradients would not "
+            "be seen: make them the model's (a loss that learns can be a submodule of it)"
+        )
     ranks = ranks if ranks is not None else ((1, 2) if isinstance(target, Maker) else (1,))
     sizes = _checked(size, splits, ranks, isinstance(target, Maker))
     batch = made.make_batch(size)

@@ -150,8 +150,10 @@ def _study(run: Run, present: int | None, options: LoaderOptions, roofline: bool
     data = _loaded(run, options, studied)
     counted = {size: count(run.step(size)) for size in run.seconds} if isinstance(run.target, Target) else {}
     limit = _limits(run, counted) if roofline else None
+    shown = judging.own_peaks({size: run.timed[size].peak_bytes for size in run.seconds})
     points = tuple(
-        _point(run.timed[size], line, knee, data.get(size), counted.get(size), limit) for size in run.seconds
+        _point(run.timed[size], shown[size], line, knee, data.get(size), counted.get(size), limit)
+        for size in run.seconds
     )
     return _Studied(
         line,
@@ -192,6 +194,7 @@ def _limits(run: Run, counted: Mapping[int, Counted]) -> Roofline | None:
 
 def _point(
     timed: Timed,
+    peak_bytes: int | None,
     line: curve.Fit,
     knee: curve.Knee,
     data: tuple[Loaded, Timed] | None,
@@ -206,7 +209,7 @@ def _point(
         rate=size / seconds,
         gain=line.gain(size),
         zone=judging.zone_at(size, line, knee),
-        peak_bytes=timed.peak_bytes,
+        peak_bytes=peak_bytes,
         data=_share(*data) if data else None,
         flops=counted.flops if counted else None,
         moved_bytes=counted.moved if counted else None,
@@ -240,8 +243,8 @@ def _warnings(run: Run, settled: Settled, found: _Studied, present: int | None, 
         yield f"the present size, {present:,}, was not reached; what is said of a size is of {found.shown.size:,}"
     if abs(settled.drift) > DRIFT:
         yield (
-            f"steps became {settled.drift:+.0%} longer while the device was measured (heat, or other programs); the "
-            "figures are of its later, steady state"
+            f"steps became {abs(settled.drift):.0%} {'longer' if settled.drift > 0 else 'shorter'} while the device "
+            "was measured (heat, or other programs); the figures are of its later, steady state"
         )
     if not settled.steady:
         yield (
