@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from stoker.cli_errors import fail
+from stoker.dotted import users_traceback
 from stoker.errors import ConfigError, RunError, StokerError
 from stoker.record.progress import duration
 
@@ -48,6 +49,10 @@ def framed(html: Path | None, as_json: bool) -> Iterator[None]:
             what = f"TARGET's own code ended the process (sys.exit({end.code!r}))"
             fix = 'what runs a training when its file is loaded belongs under `if __name__ == "__main__":`'
             _failed(RunError(f"{what}: {fix}"), as_json)
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            _failed(RunError(users_traceback(error)), as_json)
 
 
 def _failed(error: StokerError, as_json: bool) -> NoReturn:

@@ -140,12 +140,15 @@ class Fit:
 
 
 def growth(trials: Sequence[Trial]) -> float | None:
-    """Bytes that each further unit adds to the peak, between the smallest and the largest size that ran."""
+    """Bytes that each further unit adds to the peak, between the smallest and the largest size that ran.
+
+    None where the peaks don't show it: too few of them, or memory that was there before covers what grew.
+    """
     peaks = sorted({trial.size: trial.peak_bytes for trial in trials if trial.peak_bytes is not None}.items())
     if len(peaks) < 2:
         return None
     (few, less), (many, more) = peaks[0], peaks[-1]
-    return (more - less) / (many - few)
+    return (more - less) / (many - few) if more > less else None
 
 
 def _bytes(value: float | None) -> str:

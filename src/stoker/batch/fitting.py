@@ -65,8 +65,8 @@ def fit(
     `steps`: of each trial, at least 2. `precision`: the limit is known to this fraction, and to the unit below its
     inverse. `deadline_seconds`: of each trial. `on_trial`: told of each as it ends, with about how many are left.
 
-    Raises ConfigError where the arguments don't fit together, RunError where not even one unit fits, and with the
-    traceback where a trial fails for anything but memory.
+    Raises ConfigError where the arguments don't fit together or the target isn't one, RunError where not even one unit
+    fits, and with the traceback where a trial fails for anything but memory.
     """
     if not 0 <= headroom < 1 or steps < 2 or min(start, ranks, 1 if limit_bytes is None else limit_bytes) < 1:
         raise ConfigError(
@@ -245,7 +245,12 @@ class _Fitting:
         if self._spread(size) > _STEADY * (self.seek.limit_bytes or 0):
             notes.append(
                 f"not steady: the peaks of {size} {self.found['unit']} lie {self._spread(size) / 2**20:,.1f} MiB apart "
-                "from process to process; with little headroom chance decides whether it runs"
+                "from trial to trial; with little headroom chance decides whether it runs"
+            )
+        if self.in_process and torch.device(self.found["device"]).type == "cpu":
+            notes.append(
+                "peaks are of resident memory: what the process had free when `fit` was called is taken first, and "
+                "doesn't show in them; the limit counts address space"
             )
         if self.found["trace"] is None:
             notes.append(f"no layers and no levers: {self.found['untraced']}")

@@ -4,17 +4,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 
 from stoker.batch.limits import capacity_bytes, reset_peak_resident, status_bytes
 from stoker.batch.speed import synchronize
+from stoker.record.memory import available_bytes
 
 __all__ = ["Instruments", "instruments_of"]
-
-_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def _nothing() -> None:
@@ -83,10 +81,6 @@ def _cuda_utilisation(device: torch.device) -> float | None:
 
 
 def _host_capacity() -> int:
-    """What this process has and could still get: of the machine, or of its control group where that is less."""
-    own = psutil.Process().memory_info().rss
-    limits = [own + psutil.virtual_memory().available]
-    for path in _LIMITS:
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            limits.append(int(text))
-    return int(min(limits))
+    """What this process has and could still get: of the machine, or of its container."""
+    own: int = psutil.Process().memory_info().rss
+    return own + available_bytes()

@@ -143,18 +143,17 @@ def accounts(points: Sequence[Point], fitted: Fit, present: Point, unit: str) ->
     """Whether to raise the batch from the present size: what throughput says, and what this sweep can't say."""
     best = max((point for point in points if point.size >= present.size), key=lambda point: point.rate)
     left, limit = best.rate / present.rate - 1, fitted.asymptote / present.rate - 1
-    measured = (
-        f"{left:.0%} more throughput was measured at {best.size:,}"
-        if left > 0
-        else "no larger size was measured faster"
-    )
+    largest = present.size == max(point.size for point in points)
+    measured = "no larger size was measured" if largest else "no larger size was measured faster"
+    if left > 0:
+        measured = f"{left:.0%} more throughput was measured at {best.size:,}"
     # Where a measured size lies above the line's own limit, the line bounds nothing.
     bound = f"; no size would give more than {limit:.0%}" if max(left, 0) < limit < 100 else ""
     unseen = "A sweep of step times doesn't see it."
     return (
         Account(
             "throughput left to gain",
-            "yes" if left > SPENT else "no",
+            "yes" if left > SPENT else "not measured" if largest and limit > SPENT else "no",
             f"From {present.size:,} {unit}, {measured}{bound}.",
         ),
         Account("gradient already smooth", "not measured", unseen),

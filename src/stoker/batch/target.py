@@ -112,7 +112,8 @@ class Target:
             torch.autograd.backward(found)
             return found.detach()
 
-        if _asks(type(self.optimizer)):
+        kind: Any = type(self.optimizer)
+        if _asks(kind):
             self.optimizer.step(backward)
         else:
             backward()
@@ -142,7 +143,9 @@ class Maker:
         except ValueError:  # what is written in C has no signature
             pass
         made = function(*self.arguments)
-        missing = [name for name in ("unit", "most", "device", "step") if not hasattr(made, name)]
+        missing = [
+            name for name in ("unit", "most", "device", "step") if isinstance(made, type) or not hasattr(made, name)
+        ]
         if missing:
             raise ConfigError(
                 f"target '{self.path}' made a {type(made).__name__} without {', '.join(missing)}: return a "

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from stoker import dotted
 from stoker.batch.limits import Meter, capacity_bytes, warm_up
 from stoker.batch.orphan import end_with
 from stoker.batch.out_of_memory import is_out_of_memory, may_be_out_of_memory
@@ -40,7 +40,7 @@ def ended_by(error: Exception | SystemExit) -> dict[str, Any]:
     else:
         end = "error"
     own = isinstance(error, StokerError)
-    text = str(error) if own else "".join(traceback.format_exception(error))
+    text = str(error) if own else dotted.users_traceback(error)
     first = (str(error).strip().splitlines() or [""])[0]
     kind = type(error).__name__
     return {"end": end, "reason": f"{kind}: {first}", "traceback": text, "kind": kind if own else ""}

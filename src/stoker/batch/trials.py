@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker import errors
 from stoker.batch.out_of_memory import crash_says_out_of_memory
 from stoker.batch.target import Maker
-from stoker.errors import RunError, StokerError
+from stoker.errors import ConfigError, RunError, StokerError
 
 __all__ = ["Ending", "Trials", "environment", "failure"]
 
@@ -47,12 +46,10 @@ class Ending:
 
 
 def failure(what: str, ending: Ending) -> StokerError:
-    """The error of a trial that can't go on: of the kind that stoker itself raised, else with the traceback."""
+    """The error of a trial that can't go on: in stoker's own words where it raised it, else with the traceback."""
     kind = ending.told.get("kind")
-    if kind:
-        made: StokerError = getattr(errors, kind)(f"{what}: {ending.text}")
-        return made
-    return RunError(f"{what}: {ending.reason}\n{ending.text}")
+    words = ending.text if kind else f"{ending.reason}\n{ending.text}"
+    return (ConfigError if kind == "ConfigError" else RunError)(f"{what}: {words}")
 
 
 def environment() -> dict[str, str]:
@@ -71,8 +68,8 @@ class Trials:
     longest: int | None = None
 
     def inspect(self) -> dict[str, Any]:
-        """Unit, most, device, capacity and trace of the target. An error where it can't be made, RunError with
-        the traceback where that isn't stoker's own.
+        """Unit, most, device, capacity and trace of the target. ConfigError where it isn't one, RunError with
+        the traceback where making it fails.
         """
         (ending,) = self._run(1, {"inspect": True, "size": 0, "steps": 0, "limit_bytes": None})
         if ending.end != "ran":
