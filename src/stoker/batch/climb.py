@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from stoker.batch import curve, judging
+from stoker.batch.asked import check_growth, check_size, numbers, shapes_of
 from stoker.batch.instruments import Instruments
 from stoker.batch.out_of_memory import is_out_of_memory
-from stoker.batch.target import Workload
+from stoker.batch.target import Target, Workload
 from stoker.batch.timing import Effort, Timed, time_steps
 
 __all__ = ["LONGER", "Run", "climb", "refine"]
@@ -33,15 +34,26 @@ class Run:
     timed: dict[int, Timed] = field(default_factory=dict)
     ladder: tuple[int, ...] = ()
     """The sizes that were tried first: doublings, usually."""
+    elements: dict[int, int] = field(default_factory=dict)
+    """Numbers in the batches of the sizes that were made."""
     on_timed: Callable[[Timed], None] | None = None
     """Told of each size whenever it has been timed."""
 
     def step(self, size: int) -> Callable[[], None]:
-        """A step on one batch that is made now and held, or where the target holds none, one that makes its own."""
+        """A step on one batch that is made now and held, or where the target holds none, one that makes its own.
+
+        DataError, RunError where a target's batch isn't of that size.
+        """
         make, step_on = getattr(self.target, "make_batch", None), getattr(self.target, "step_on", None)
         if make is None or step_on is None:
             return lambda: self.target.step(size)
         batch = make(size)
+        if isinstance(self.target, Target):
+            shapes = shapes_of(batch)
+            check_size(shapes, size, None, self.target.unit)
+            for before in self.elements.items():
+                check_growth(before, (size, numbers(shapes)), self.target.unit)
+            self.elements[size] = numbers(shapes)
         return lambda: step_on(batch)
 
     def time(self, size: int) -> Timed:

@@ -13,6 +13,7 @@ import torch
 
 from stoker.batch.account import largest_layer, parts_of_peak
 from stoker.batch.agreement import Agreement
+from stoker.batch.asked import check_growth
 from stoker.batch.certificate import Fit, Trial, growth
 from stoker.batch.in_process import InProcess
 from stoker.batch.levers import levers_of
@@ -188,21 +189,11 @@ class _Fitting:
         )
         self.trials.append(trial)
         if trial.ran:
-            self._check_growth(size, told)
+            if self.told:
+                here = (size, told["elements"])
+                check_growth((self.told["size"], self.told["elements"]), here, self.found["unit"])
             self.told = told | {"size": size}
         return trial
-
-    def _check_growth(self, size: int, told: Mapping[str, Any]) -> None:
-        """A batch maker that stops at what it has would let every size run. Padding may make near sizes equal."""
-        last = self.told
-        if not last or not told["elements"]:
-            return
-        few, many = sorted([(last["size"], last["elements"]), (size, told["elements"])])
-        if many[0] >= 2 * few[0] and many[1] <= few[1]:
-            raise RunError(
-                f"make_batch gave {many[1]:,} numbers for {many[0]} {self.found['unit']} and {few[1]:,} for {few[0]}: "
-                "it must give as many as it is asked for, or say by `most` how many there are"
-            )
 
     def _certificate(self, whole: Search, size: int) -> Fit:
         last, trace = self.trials[-1], self.found["trace"]

@@ -53,6 +53,8 @@ def prove(
             f"a {type(made).__name__} has no model and loss to differentiate in parts: prove takes a "
             "stoker.batch.Target(model, optimizer, make_batch, loss), or a Maker of one"
         )
+    if any(isinstance(module, torch.jit.ScriptModule) for module in made.model.modules()):
+        raise ConfigError("a TorchScript module can't be looked into: prove the model that it was made of")
     if beside := len(made.weights()) - sum(1 for _ in made.model.parameters()):
         raise ConfigError(
             f"the optimizer trains {beside} tensors that aren't parameters of the model, so their gradients would not "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from stoker.batch import nest
+from stoker.batch.asked import check_size, numbers, shapes_of
 from stoker.batch.limits import Meter
 from stoker.batch.saved import storages
 from stoker.batch.target import Target, Workload
@@ -69,14 +69,14 @@ def rehearse(
             elif updates != step + 1:
                 raise RunError(f"step {step + 1} of {size} {workload.unit} made no optimizer update: nothing was tried")
             for shapes in batches:
-                _check(shapes, size, longest, workload.unit)
+                check_size(shapes, size, longest, workload.unit)
     shapes = batches[-1] if batches else []
     return Rehearsal(
         updates,
         meter.peak_bytes(device),
         statistics.median(seconds[1:]),
         tuple(f"{' x '.join(map(str, shape))} {kind}" for shape, kind in shapes),
-        sum(torch.Size(shape).numel() for shape, _ in shapes),
+        numbers(shapes),
         parts_of(workload) if isinstance(workload, Target) else {},
     )
 
@@ -95,9 +95,7 @@ class _Watched:
 
         def noted(size: int) -> Any:
             batch = make(size)
-            self._seen([
-                (tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")) for leaf in nest.tensors(batch)
-            ])  # fmt: skip
+            self._seen(shapes_of(batch))
             return batch
 
         self._target.make_batch = noted
@@ -128,18 +126,3 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
         tensor.nbytes if tensor.layout is torch.strided else sum(part.nbytes() for part in storages(tensor))
         for tensor in tensors
     )
-
-
-def _check(shapes: list[tuple[tuple[int, ...], str]], size: int, longest: int | None, unit: str) -> None:
-    lengths = {length for shape, _ in shapes for length in shape}
-    if shapes and max(lengths, default=0) < size:
-        raise DataError(
-            f"make_batch({size}) gave tensors of {[list(shape) for shape, _ in shapes]}: fewer than {size} {unit}; "
-            "it must give as many as it is asked for, or say by `most` how many there are"
-        )
-    if longest is not None and longest not in {length for shape, _ in shapes for length in shape[1:]}:
-        raise DataError(
-            f"make_batch({size}) gave tensors of {[list(shape) for shape, _ in shapes]}, none of the longest length, "
-            f"{longest}: a size that fits shorter examples fails on the day a long one comes; see "
-            "stoker.batch.longest"
-        )
