@@ -128,7 +128,8 @@ def sweep(
 
 @batch.command(
     help="Where the bytes of a training step go, moment by moment, what grows with the batch, and what can be done."
-    "\n\nOf a function's training: its forward pass is traced at two small sizes, and its optimizer is known by name. "
+    "\n\nOf a function's training: its forward pass is traced at two small sizes, and a twin of its optimizer steps "
+    "over shapes without contents. "
     "Of a model's folder or config.json: by formula, without torch and before any weights are downloaded. "
     "Of a run file: policy, reference, critic and cache together, by formula. `stoker batch fit` measures.",
     epilog="Example: stoker batch memory models/smollm2-135m-instruct --size 8 --tokens 1024 --precision autocast",

@@ -32,7 +32,7 @@ PEAK_SECONDS = 0.3
 
 
 def sweep(
-    target: Workload | Maker,
+    target: Workload | Maker | str,
     sizes: Sequence[int] | None = None,
     *,
     present: int | None = None,
@@ -48,6 +48,7 @@ def sweep(
 ) -> Sweep:
     """Measures, fits and judges; see `Sweep`.
 
+    `target`: one, or where to find a function that makes one (`file.py:function`).
     `sizes`: in the target's unit, ascending; None: 1, 2, 4, ... until memory ends, `largest` or the target's `most` is
     reached, or three doublings gained nothing. `present`: the size in use. `loader`: the options in use, for a target
     that shows its loader. `compile_model`: try torch.compile (it can take minutes); None: where steps are launch-bound.
@@ -57,7 +58,7 @@ def sweep(
     """
     if scenario is not None:
         list(remarks(scenario))  # an unknown one is an error before anything is measured
-    workload = target() if isinstance(target, Maker) else target
+    workload = Maker(target)() if isinstance(target, str) else target() if isinstance(target, Maker) else target
     options = loader or LoaderOptions()
     run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_timed=on_timed)
     with unchanged(target) if isinstance(target, Target) else nullcontext():
