@@ -1,19 +1,28 @@
 """`stoker batch`: what a user types and reads. The measuring itself is tested where it is."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
 from stoker.batch.target import Maker
 from stoker.cli import app
+from stoker.cli_batch_frame import show
 from tests.report import found
 
 runner = CliRunner()
 
 TRAIN = """
+import os
+import sys
 import torch
 from torch import nn
 from stoker.batch import Target
@@ -33,6 +42,14 @@ def broken():
 
 def nothing():
     return 3
+
+def loud():
+    print("loading 3 of 3 shards")
+    os.write(1, b"a library's own line\\n")
+    return make_target()
+
+def leaves():
+    sys.exit(0)
 """
 
 
@@ -224,5 +241,82 @@ def test_wrong_names_and_numbers(train: str) -> None:
 
 
 def test_a_mistake_of_the_users_own_keeps_its_traceback(train: str) -> None:
-    done = runner.invoke(app, ["batch", "prove", f"{train}:broken"])
-    assert isinstance(done.exception, KeyError)
+    """From their own first line on: stoker's frames, which load and call it, tell nobody anything."""
+    done = runner.invoke(app, ["batch", "prove", f"{train}:broken", "--json"])
+    assert done.exit_code == 1
+    assert "Traceback" in done.stderr
+    assert 'train.py", line' in done.stderr
+    assert "KeyError: 'my own mistake'" in done.stderr
+    assert "stoker/batch" not in done.stderr
+    assert "my own mistake" in json.loads(done.stdout)["text"]
+    Path(train).write_text("def make_target(:\n")
+    done = runner.invoke(app, ["batch", "prove", f"{train}:make_target"])
+    assert 'train.py", line 1\n    def make_target(:' in done.stderr
+    assert "importlib" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["memory", "prove"])
+def test_what_a_training_prints_is_not_in_the_json(train: str, command: str) -> None:
+    """Its `print` stood before the object on stdout, which no program could read then."""
+    more = ["--size", "4", *(["--ranks", "1"] if command == "prove" else []), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", "batch", command, f"{train}:loud", *more],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)
+    assert "loading 3 of 3 shards" in done.stderr
+    assert "a library's own line" in done.stderr
+
+
+def test_a_training_that_ends_the_process_is_an_error(train: str) -> None:
+    """Exit code 0 and not a word: a file that runs its training when it is loaded does that."""
+    done = runner.invoke(app, ["batch", "memory", f"{train}:leaves", "--json"])
+    assert done.exit_code == 1
+    assert "ended the process (sys.exit(0)): what runs a training" in json.loads(done.stdout)["text"]
+
+
+def test_a_page_that_can_not_be_written_is_said_before_anything_is_measured(train: str, tmp_path: Path) -> None:
+    for page, words in ((tmp_path / "no" / "page.html", "there is no folder"), (tmp_path, "can't be written")):
+        done = runner.invoke(app, ["batch", "memory", f"{train}:nothing", "--html", str(page)])
+        assert done.exit_code == 2
+        assert words in done.output
+
+
+def test_options_of_a_model_are_not_ignored_for_a_function(train: str) -> None:
+    for option in (["--tokens", "512"], ["--optimizer", "sgd"], ["--checkpointing"], ["--lora-rank", "8"]):
+        done = runner.invoke(app, ["batch", "memory", f"{train}:make_target", *option])
+        assert done.exit_code == 2
+        assert f"{option[0]} is of a model's folder or config.json: a function's training has its own" in done.output
+
+
+@pytest.mark.parametrize("gib", ["0", "-1", "nan", "inf", "1e30"])
+def test_a_limit_is_a_size(train: str, gib: str) -> None:
+    for command, option in (("fit", "--limit-gib"), ("memory", "--capacity-gib")):
+        done = runner.invoke(app, ["batch", command, f"{train}:make_target", option, gib, "--json"])
+        assert done.exit_code == 2
+        assert "a size above 0, in GiB" in json.loads(done.stdout)["text"]
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    show("Fit", "t", {"a": [float("nan"), 1.5], "b": {"c": float("inf")}}, "", list, None, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": {"c": None}}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="trials end with their parent on Linux")
+def test_a_fit_that_is_asked_to_end_takes_its_folder_and_trial_with_it(train: str, tmp_path: Path) -> None:
+    """SIGTERM (a scheduler's, a container's) left both."""
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-m", "stoker.cli", "batch", "fit", f"{train}:make_target"]
+    fit = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(tmp_path / "tmp")}, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 60
+        while not (children := psutil.Process(fit.pid).children()):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        fit.terminate()
+        assert fit.wait(60) == 128 + signal.SIGTERM
+        assert psutil.wait_procs(children, 10)[1] == []
+        assert [*(tmp_path / "tmp").glob("stoker-trial-*")] == []
+    finally:
+        fit.kill()
+        fit.wait()

@@ -76,3 +76,25 @@ def test_a_module_in_the_working_directory_is_found(tmp_path: Path, monkeypatch:
     (tmp_path / "module_of_a_user.py").write_text("def f(): return 7\n")
     monkeypatch.chdir(tmp_path)
     assert load("module_of_a_user:f")() == 7
+
+
+def test_a_file_of_a_package_is_to_be_named_as_a_module(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from .data import rows\n")
+    with pytest.raises(RewardError, match=r"train\.py imports from its own package .* `package\.module:fn`"):
+        load(f"{tmp_path}/train.py:f")
+
+
+def test_an_error_is_told_from_the_users_first_line_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def f():\n    return g()\ndef g():\n    raise KeyError('mine')\nf()\n")
+    with pytest.raises(KeyError) as caught:
+        dotted.load(f"{tmp_path}/train.py:f", "target", RewardError)
+    told = dotted.users_traceback(caught.value)
+    assert told.count('train.py", line') == 3
+    assert "importlib" not in told
+    assert "dotted.py" not in told
+
+
+def test_an_error_without_a_line_of_the_users_is_told_whole() -> None:
+    with pytest.raises(RewardError) as caught:
+        dotted.load("os.path", "target", RewardError)
+    assert "dotted.py" in dotted.users_traceback(caught.value)

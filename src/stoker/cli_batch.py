@@ -1,20 +1,16 @@
 """`stoker batch`: what fits, where throughput saturates, where the bytes go, whether accumulation is exact."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker import cli_progress
-from stoker.cli_errors import fail
-from stoker.errors import StokerError
+from stoker.cli_batch_frame import aside, framed, show
+from stoker.cli_progress import parts, trial
+from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
     from stoker.batch.target import Maker
-    from stoker.report.html import Section
 
 __all__ = ["batch"]
 
@@ -39,6 +35,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object, for machine
 Html = Annotated[
     Path | None, typer.Option("--html", help="Also draw it into this file (one page, no network).", show_default=False)
 ]
+
+
+_OF_A_MODEL = ("tokens", "precision", "optimizer", "checkpointing", "lora_rank", "ranks", "sharding")
+"""Options of `memory` that say how a known model would be trained."""
 
 
 @batch.command(
@@ -72,13 +72,13 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Wires `stoker.batch.fit`."""
-    with _errors(as_json):
+    with framed(html, as_json):
         from stoker.batch.fitting import fit as run_fit
 
-        limit = None if limit_gib is None else int(limit_gib * 2**30)
+        limit = _bytes(limit_gib, "--limit-gib")
         found = run_fit(
             _maker(target, words), limit_bytes=limit, headroom=headroom, start=start, most=most, ranks=ranks,
-            deadline_seconds=deadline, on_trial=None if as_json else cli_progress.trial,
+            deadline_seconds=deadline, on_trial=None if as_json else trial,
         )  # fmt: skip
         made = found.to_json()
         text = str(found)
@@ -87,7 +87,7 @@ def fit(
             text += f"\n{found.for_update(per_update)}"
         from stoker.report.fit import sections
 
-        _show("Fit", target, made, text, lambda: sections(made), html, as_json)
+        show("Fit", target, made, text, lambda: sections(made), html, as_json)
 
 
 @batch.command(
@@ -113,27 +113,30 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Wires `stoker.batch.sweep`."""
-    with _errors(as_json):
+    with framed(html, as_json):
         from stoker.batch.sweeping import sweep as run_sweep
 
-        found = run_sweep(
-            _maker(target, words), _numbers(sizes, "--sizes"), present=present, largest=largest, scenario=scenario,
-            remedies=remedies, on_part=None if as_json else cli_progress.parts(),
-        )  # fmt: skip
+        with aside():
+            found = run_sweep(
+                _maker(target, words), _numbers(sizes, "--sizes"), present=present, largest=largest, scenario=scenario,
+                remedies=remedies, on_part=None if as_json else parts(),
+            )  # fmt: skip
         from stoker.report.sweep import sections
 
         made = found.to_json()
-        _show("Sweep", target, made, str(found), lambda: sections(made), html, as_json)
+        show("Sweep", target, made, str(found), lambda: sections(made), html, as_json)
 
 
 @batch.command(
     help="Where the bytes of a training step go, moment by moment, what grows with the batch, and what can be done."
-    "\n\nOf a function's training: its forward pass is traced at two small sizes, and its optimizer is known by name. "
+    "\n\nOf a function's training: its forward pass is traced at two small sizes, and a twin of its optimizer steps "
+    "over shapes without contents. "
     "Of a model's folder or config.json: by formula, without torch and before any weights are downloaded. "
     "Of a run file: policy, reference, critic and cache together, by formula. `stoker batch fit` measures.",
     epilog="Example: stoker batch memory models/smollm2-135m-instruct --size 8 --tokens 1024 --precision autocast",
 )
 def memory(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -157,17 +160,18 @@ def memory(
     as_json: Json = False,
 ) -> None:
     """Wires `stoker.memory` and `stoker.batch.trace`."""
-    capacity = None if capacity_gib is None else capacity_gib * 2**30
-    with _errors(as_json):
+    with framed(html, as_json):
         from stoker.batch.footprint import of_model, of_run, of_target
 
+        capacity = _bytes(capacity_gib, "--capacity-gib")
+        _check_given(context, target)
         if target.endswith(".toml"):
             from stoker.config.load import load
 
             found = of_run(load(Path(target), words or []), capacity)
         elif ":" in target:
-            tell = None if as_json else cli_progress.parts()
-            found = of_target(_maker(target, words)(), size, capacity, tell)
+            with aside():
+                found = of_target(_maker(target, words)(), size, capacity, None if as_json else parts())
         else:
             from stoker.memory import Setup
 
@@ -179,7 +183,7 @@ def memory(
         from stoker.report.memory import sections
 
         made = found.to_json()
-        _show("Memory", target, made, str(found), lambda: sections(made), html, as_json)
+        show("Memory", target, made, str(found), lambda: sections(made), html, as_json)
 
 
 @batch.command(
@@ -201,19 +205,40 @@ def prove(
     as_json: Json = False,
 ) -> None:
     """Wires `stoker.batch.prove`."""
-    with _errors(as_json):
+    with framed(html, as_json):
         from stoker.batch.proving import prove as run_prove
 
-        found = run_prove(
-            _maker(target, words), size=size, splits=_numbers(splits, "--splits"), ranks=_numbers(ranks, "--ranks"),
-            deadline_s=deadline, on_part=None if as_json else cli_progress.parts(),
-        )  # fmt: skip
+        with aside():
+            found = run_prove(
+                _maker(target, words), size=size, splits=_numbers(splits, "--splits"), ranks=_numbers(ranks, "--ranks"),
+                deadline_s=deadline, on_part=None if as_json else parts(),
+            )  # fmt: skip
         from stoker.report.prove import sections
 
         made = found.to_json()
-        _show("Accumulation", target, made, str(found), lambda: sections(made), html, as_json)
+        show("Accumulation", target, made, str(found), lambda: sections(made), html, as_json)
         if not found.equal:
             raise typer.Exit(1)
+
+
+def _check_given(context: typer.Context, target: str) -> None:
+    """An option that says nothing of such a TARGET is a mistake, not to be left aside in silence."""
+    run = target.endswith(".toml")
+    if not run and ":" not in target:
+        return
+    idle = [*_OF_A_MODEL, *(["size"] if run else [])]
+    given = [name for name in idle if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        what = "a run file has its own (change them as key=value)" if run else "a function's training has its own"
+        raise ConfigError(f"--{given[0].replace('_', '-')} is of a model's folder or config.json: {what}")
+
+
+def _bytes(gib: float | None, option: str) -> int | None:
+    if gib is None:
+        return None
+    if not 0 < gib < 2**33:  # neither NaN nor more than any machine can address
+        raise ConfigError(f"{option} = {gib:g}: a size above 0, in GiB")
+    return int(gib * 2**30)
 
 
 def _maker(target: str, words: list[str] | None) -> "Maker":
@@ -221,11 +246,11 @@ def _maker(target: str, words: list[str] | None) -> "Maker":
 
     if target.endswith(".toml"):
         if not Path(target).expanduser().is_file():
-            fail(f"run file {target} does not exist: give its path, or a function (file.py:make_target)")
+            raise ConfigError(f"run file {target} does not exist: give its path, or a function (file.py:make_target)")
         return Maker("stoker.engine.target:make", (target, *(words or ())))
     if ":" not in target:
         name = f"{target}:make_target" if target.endswith(".py") else "train.py:make_target"
-        fail(f"TARGET '{target}' is neither a run file (.toml) nor a function: name it as {name}")
+        raise ConfigError(f"TARGET '{target}' is neither a run file (.toml) nor a function: name it as {name}")
     return Maker(target, tuple(words or ()))
 
 
@@ -235,38 +260,4 @@ def _numbers(text: str | None, option: str) -> list[int] | None:
     try:
         return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        fail(f"{option} = '{text}': whole numbers are needed, as 1,2,4")
-
-
-@contextmanager
-def _errors(as_json: bool) -> Iterator[None]:
-    """Stoker's own errors in words; those of a user's function keep their traceback."""
-    try:
-        yield
-    except StokerError as error:
-        if as_json:
-            typer.echo(json.dumps({"event": "error", "text": str(error)}))
-        fail(error)
-
-
-def _show(
-    what: str,
-    target: str,
-    made: dict[str, Any],
-    text: str,
-    sections: Callable[[], Iterable["Section"]],
-    html: Path | None,
-    as_json: bool,
-) -> None:
-    from stoker.record.printable import printable
-
-    typer.echo(json.dumps(made) if as_json else "\n".join(printable(line) for line in text.split("\n")))
-    if html is not None:
-        from datetime import datetime
-        from importlib.metadata import version
-
-        from stoker.report.html import page, save
-
-        when = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
-        save(html, page(f"{what} of {target}", f"stoker {version('stoker')}, {when}", list(sections()), text))
-        typer.echo(f"wrote {html}", err=True)
+        raise ConfigError(f"{option} = '{text}': whole numbers are needed, as 1,2,4") from None

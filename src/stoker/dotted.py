@@ -14,6 +14,8 @@ from stoker.errors import StokerError
 
 __all__ = ["load", "nearest", "users_traceback"]
 
+_OURS = Path(__file__).parent
+
 
 def nearest(name: str, known: list[str]) -> str:
     """`; did you mean 'x'?`, or what there is."""
@@ -23,10 +25,18 @@ def nearest(name: str, known: list[str]) -> str:
     return f"; there is: {', '.join(sorted(known)[:20])}" if known else ""
 
 
-def users_traceback(error: Exception) -> str:
-    """What a user's function raised, told from its own first line on: without the frame that called it."""
+def users_traceback(error: BaseException) -> str:
+    """What a user's code raised, told from its own first line on: without the frames that called or loaded it."""
     trace = error.__traceback__.tb_next if error.__traceback__ else None
+    while trace is not None and _calls(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None and not isinstance(error, SyntaxError):  # no line of the user's: all of it is told
+        trace = error.__traceback__
     return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+
+
+def _calls(file: str) -> bool:
+    return file.startswith("<frozen importlib") or Path(file).is_relative_to(_OURS)
 
 
 def load(path: str, what: str, error: type[StokerError]) -> Callable[..., Any]:
@@ -59,7 +69,15 @@ def _file(path: str, what: str, error: type[StokerError]) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as failed:
+        if "attempted relative import" not in str(failed):
+            raise
+        raise error(
+            f"{what}: {file} imports from its own package (`from .name import ...`), which a file alone has none of: "
+            "name it as a module, `package.module:fn`"
+        ) from None
     return module
 
 

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +53,21 @@ def broken(at: str) -> Target:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (3x4 and 5x6)")
 
     return holds(step)
+
+
+def broken_making() -> Target:
+    raise KeyError("no such table")
+
+
+def exits() -> Target:
+    sys.exit(0)
+
+
+def tells(path: str) -> Target:
+    """Its process's number, and then nothing for a long time."""
+    Path(path).write_text(str(os.getpid()), encoding="utf-8")
+    time.sleep(120)
+    return holds()
 
 
 def killed(at: str) -> Target:

@@ -18,7 +18,7 @@ TRACE = {
     "gradient_bytes": 400,
     "buffer_bytes": 8,
     "parameters": 100,
-    "states_per_weight": 2.0,
+    "state_bytes": 800,
     "device": "cpu",
     "layers": [
         layer("batch", 0, 500),
@@ -42,6 +42,14 @@ def test_growth_is_between_the_smallest_and_the_largest() -> None:
     assert growth(TRIALS[:1]) is None
 
 
+def test_peaks_that_do_not_grow_show_no_growth() -> None:
+    """In a process that had memory free, activations were negative, and a lever made room for -325 examples."""
+    assert growth([trial(1, 3600), trial(24, 1800)]) is None
+    parts = {part.name: part for part in parts_of_peak(TRACE, {"weights": 400}, [trial(1, 3600), trial(24, 0)], 24, 0)}
+    assert parts["activations"].measured is None
+    assert all(lever.more_units is None for lever in levers_of(TRACE, 24, 800, None, "examples"))
+
+
 def test_parts_add_up_to_the_peak() -> None:
     held = {"weights": 400, "gradients": 400, "states": 810, "buffers": 8}
     parts = {part.name: part for part in parts_of_peak(TRACE, held, TRIALS, 10, 10_200)}
@@ -54,7 +62,7 @@ def test_parts_add_up_to_the_peak() -> None:
 
 def test_what_is_not_known_is_none() -> None:
     assert parts_of_peak(None, {}, [], 10, None) == ()
-    unknown = parts_of_peak(TRACE | {"states_per_weight": None}, {"weights": 400}, [], 10, None)
+    unknown = parts_of_peak(TRACE | {"state_bytes": None}, {"weights": 400}, [], 10, None)
     assert {part.name: part.predicted for part in unknown}["states"] is None
     assert largest_layer(None, 3) is None
 

@@ -197,7 +197,7 @@ def test_windows_end_with_what_is_left() -> None:
 def test_what_can_not_be_accumulated_says_why() -> None:
     setup = models.transformer()
     batch = models.ragged([3, 4])
-    with pytest.raises(ConfigError, match=r"is \[2, 2\], not one number: return its mean"):
+    with pytest.raises(ConfigError, match=r"gives \[2, 2\] numbers, not the scalar .*: take their mean"):
         accumulate(
             setup.model, lambda m, b: F.mse_loss(m(b["ids"])[:, :2, 0], torch.zeros(2, 2), reduction="none"), [batch]
         )

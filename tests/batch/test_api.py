@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import stoker.batch
+from stoker.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", stoker.batch.__all__)
@@ -30,3 +31,11 @@ def test_the_package_is_light_until_a_name_is_used() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_each_function_takes_a_path(tmp_path: Path) -> None:
+    """The documentation said so; `prove` found no model in a str, and `sweep` no device."""
+    (tmp_path / "train.py").write_text("def make_target():\n    return 3\n")
+    for call in (stoker.batch.fit, stoker.batch.sweep, lambda path: stoker.batch.prove(path, size=2)):
+        with pytest.raises(ConfigError, match="made a int without unit"):
+            call(f"{tmp_path}/train.py:make_target")

@@ -51,3 +51,10 @@ def test_nothing_counted() -> None:
 
 def test_the_ridge() -> None:
     assert Limits(flops=2e12, bandwidth=1e11).ridge == 20
+
+
+def test_sparse_gradients_are_counted() -> None:
+    """Their storage can't be asked for, and the sweep of every sparse embedding ended there."""
+    bag = torch.nn.EmbeddingBag(1000, 16, sparse=True)
+    found = count(lambda: bag(torch.arange(6).reshape(2, 3)).sum().backward())
+    assert found.moved >= 6 * 16 * 4

@@ -55,3 +55,20 @@ def test_copies_leave_the_storage_alone() -> None:
         model(torch.ones(3, 2, dtype=torch.float64))
     assert model.weight.data_ptr() == weight.data_ptr() and model.weight.tolist() == [1, 1]
     assert model.running_mean is mean and mean.tolist() == [0, 0]
+
+
+def test_a_gap_in_an_imaginary_part_is_one() -> None:
+    """It was cast to a real number, and gone."""
+    whole = {"w": torch.tensor([1 + 1j])}
+    (gap,) = gaps({"w": torch.tensor([1 + 2j])}, whole)
+    assert gap.absolute == pytest.approx(1.0)
+    parts = [{"w": torch.tensor([1 + 0j])}, {"w": torch.tensor([0 + 1j])}]
+    assert fit_weights(parts, {"w": torch.tensor([3 + 2j])}) == pytest.approx([3.0, 2.0])
+
+
+def test_complex_parameters_compute_in_the_double_of_theirs() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with on_copies(model, torch.float64):
+        assert model.weight.dtype == torch.complex128
+    assert model.weight.dtype == torch.complex64

@@ -210,3 +210,51 @@ def test_the_batch_maker_is_the_users_own_again() -> None:
     with pytest.raises(RunError):
         InProcess(made, 2, 4096).try_size(8, None)
     assert made.make_batch is make
+
+
+def test_looking_at_the_layers_leaves_no_trace_either() -> None:
+    """The forward passes of the inspection were counted by a module that counts."""
+    made = target()
+    InProcess(made, 2, None).inspect()
+    assert made.model.calls == 0
+    assert made.model.training
+
+
+def test_what_is_trained_beside_the_model_is_put_back_too() -> None:
+    centres = nn.Parameter(torch.ones(3))
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD([*model.parameters(), centres], lr=0.1)
+    made = Target(
+        model, optimizer, lambda size: torch.randn(size, 4), lambda model, x: (model(x) - centres).square().mean()
+    )
+    assert InProcess(made, 2, None).try_size(4, None).end == "ran"
+    assert torch.equal(centres, torch.ones(3))
+    assert centres.grad is None
+
+
+def test_sparse_gradients_are_counted() -> None:
+    """Their `nbytes` raises, and so did the fit of every sparse embedding."""
+    model = nn.EmbeddingBag(1000, 16, sparse=True)
+    made = Target(
+        model,
+        torch.optim.SparseAdam(model.parameters()),
+        lambda size: torch.arange(size * 3).reshape(size, 3),
+        lambda model, x: model(x).square().mean(),
+    )
+    ending = InProcess(made, 2, None).try_size(4, None)
+    assert ending.told["parts"]["gradients"] == 12 * 16 * 4 + 12 * 8  # twelve rows and their places
+    assert ending.told["parts"]["states"] == 2 * model.weight.nbytes
+
+
+def test_a_scripted_module_is_tried_without_a_look_at_its_layers() -> None:
+    with pytest.warns(DeprecationWarning, match="script"):
+        model = torch.jit.script(nn.Linear(4, 1))
+    made = Target(
+        model,
+        torch.optim.SGD(model.parameters()),
+        lambda size: torch.randn(size, 4),
+        lambda model, x: model(x).square().mean(),
+    )
+    trials = InProcess(made, 2, None)
+    assert "TorchScript module can't be looked into" in trials.inspect()["untraced"]
+    assert trials.try_size(4, None).end == "ran"

@@ -1,5 +1,7 @@
 """Verdicts and what they rest on, from points made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from stoker.batch import judging
@@ -88,6 +90,19 @@ def test_the_account_of_throughput_is_measured_and_the_others_are_not() -> None:
     assert throughput.answer == "yes"
     assert "From 64 examples, 114% more" in throughput.words  # (512 / 0.612) / (64 / 0.164) - 1
     last = judging.accounts(points, FIT, points[1], "examples")[0]
-    assert last.answer == "no"
-    assert "no larger size was measured faster; no size would give more than 20%" in last.words
+    assert last.answer == "not measured"
+    assert "no larger size was measured; no size would give more than 20%" in last.words
     assert [other.answer for other in others] == ["not measured", "not measured"]
+
+
+def test_a_measured_gain_above_the_lines_limit_is_not_contradicted_by_it() -> None:
+    """From 32 examples "56% more was measured at 128; no size would give more than 25%" was said."""
+    quick = replace(point(512), rate=2 * FIT.asymptote)
+    words = judging.accounts([point(64), quick], FIT, point(64), "examples")[0].words
+    assert "more throughput was measured at 512." in words
+    assert "no size" not in words
+
+
+def test_a_peak_left_by_a_larger_size_is_none_of_its_own() -> None:
+    peaks = {1: 480, 32: 490, 48: 797, 64: 500, 96: None, 128: 520}
+    assert judging.own_peaks(peaks) == {1: 480, 32: 490, 48: None, 64: 500, 96: None, 128: 520}

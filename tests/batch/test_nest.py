@@ -130,3 +130,44 @@ def test_a_container_keeps_what_it_carries_besides() -> None:
     assert (derived.x.device, derived.mask.device) == (META, META)
     packed = nest.move(pack_sequence([X[0], X[1]]), torch.device("cpu"), pinned=False)
     assert isinstance(packed, PackedSequence)
+
+
+def test_what_a_loss_takes_out_of_a_shell_stays_in_the_batch() -> None:
+    """`batch.pop("labels")` in a loss, as a label smoother does: the second pass had none."""
+    batches: list[Any] = [
+        {"x": torch.ones(2), "labels": torch.ones(2)},
+        BatchEncoding({"x": torch.ones(2), "labels": torch.ones(2)}),
+    ]
+    for batch in batches:
+        made = nest.shell(batch)
+        assert type(made) is type(batch)
+        made.pop("labels")
+        assert made["x"] is batch["x"]
+        assert "labels" in batch
+    inner = nest.shell(({"x": 1}, ["a"], None))
+    assert inner == ({"x": 1}, ["a"], None)
+    pair = namedtuple("pair", "x y")(torch.ones(1), None)
+    assert nest.shell(pair) is pair
+
+
+def test_tensors_are_found_in_every_kind_of_batch() -> None:
+    """A fit listed none of a BatchEncoding's or a dataclass's, and checked none."""
+
+    @dataclass
+    class Rows:
+        x: Tensor
+
+    class Plain:
+        def __init__(self) -> None:
+            self.x, self.names = {"inner": torch.ones(2)}, ["a", "b"]
+
+    one = torch.ones(2)
+    for batch in (one, {"x": one}, BatchEncoding({"x": one}), Rows(one), [(one, None), "word"], Plain()):
+        assert [tuple(tensor.shape) for tensor in nest.tensors(batch)] == [(2,)]
+    assert nest.tensors("word") == []
+
+
+def test_complex_numbers_are_cast_to_the_same_precision() -> None:
+    batch = {"x": torch.ones(2, dtype=torch.complex64), "y": torch.ones(2, dtype=torch.long)}
+    made = nest.cast(batch, torch.float64)
+    assert (made["x"].dtype, made["y"].dtype) == (torch.complex128, torch.long)

@@ -14,7 +14,7 @@ from stoker.batch.accumulation import accumulate
 from stoker.batch.proof import Proof
 from stoker.batch.proving import prove
 from stoker.batch.target import Maker, Target
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, RunError
 from tests.batch import models
 
 
@@ -483,3 +483,30 @@ def test_parts_are_told_with_what_is_left() -> None:
     left = [seconds for _, seconds in told]
     assert all(seconds is not None and seconds > 0 for seconds in left[:-1])
     assert left[-1] == 0
+
+
+def small(loss: Callable[[nn.Module, Any], Tensor], **more: Any) -> Target:
+    model = nn.Linear(3, 1)
+    optimizer = more.pop("optimizer", None) or torch.optim.SGD(model.parameters())
+    return Target(model, optimizer, lambda size: {"x": torch.randn(size, 3), "y": torch.randn(size, 1)}, loss, **more)
+
+
+def test_a_loss_that_takes_its_labels_out_of_the_batch_is_run_again() -> None:
+    proof = prove(small(lambda model, batch: F.mse_loss(model(batch["x"]), batch.pop("y"))), size=4, ranks=(1,))
+    assert proof.equal
+
+
+def test_a_gradient_that_is_not_finite_is_compared_with_nothing() -> None:
+    """It was "not the gradient of the whole", with NaN in the JSON."""
+    with pytest.raises(RunError, match="not finite in 2 of 2 parameters, first in weight"):
+        prove(small(lambda model, batch: model(batch["x"]).mean() * float("nan")), size=4, ranks=(1,))
+
+
+def test_what_the_optimizer_trains_beside_the_model_would_not_be_seen() -> None:
+    scale = nn.Parameter(torch.ones(1))
+    with pytest.raises(ConfigError, match="trains 1 tensors that aren't parameters of the model"):
+        prove(
+            small(lambda model, batch: (model(batch["x"]) * scale).mean(), optimizer=torch.optim.SGD([scale])),
+            size=4,
+            ranks=(1,),
+        )

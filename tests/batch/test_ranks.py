@@ -67,3 +67,9 @@ def test_what_happens_while_the_interpreter_ends_fails_no_rank(tmp_path: Path, m
     assert launch("late_victim", 2, {"bad": -1}, {}, 60.0) == [{"rank": 0}, {"rank": 1}]
     with pytest.raises(RunError, match=r"(?s)rank 1 of 2 failed with exit status 1.*LookupError: no such table"):
         launch("late_victim", 2, {"bad": 1}, {}, 60.0)
+
+
+def test_the_rank_that_failed_is_blamed_and_not_the_one_that_lost_it() -> None:
+    """Where the other was seen to end first, its lost connection was all that was told."""
+    with pytest.raises(RunError, match=r"(?s)rank 1 of 2 failed with exit status 1.*LookupError: no such table"):
+        launch(VICTIM, 2, {"what": ["lost", "late"]}, {}, 60.0)

@@ -126,13 +126,11 @@ def small(model: nn.Module) -> Target:
 
 
 def test_a_model_that_cannot_be_compiled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(model: nn.Module, mode: str) -> Any:
-        def call(*_: Any) -> None:
+    class Broken(nn.Linear):
+        def forward(self, *_: Any) -> Any:
             raise RuntimeError("no compiler here\nand more")
 
-        return call
-
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch, "compile", lambda model, mode: Broken(8, 8))
     target = small(nn.Linear(8, 8))
     line = Fit(alpha=0.001, beta=0.0001)
     found = compiled(target, 8, target.make_batch(8), 0.002, line, instruments_of(target.device), EFFORT)

@@ -18,7 +18,7 @@ from stoker.batch.sweeping import sweep
 from stoker.batch.swept import Sweep
 from stoker.batch.target import Maker, Target
 from stoker.batch.timing import Effort
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StokerError
 
 QUICK = Effort(repeats=3, seconds=0.01, passes=2)
 
@@ -248,3 +248,18 @@ def test_a_workload_that_only_steps() -> None:
     assert found.loading is None
     assert found.roofline is None
     assert found.remedies == ()
+
+
+@pytest.mark.parametrize(("there", "words"), [(32, "make_batch gave 96 numbers for 2"), (5, "fewer than 8 examples")])
+def test_a_batch_maker_that_does_not_give_the_size_is_no_sweep(there: int, words: str) -> None:
+    """Throughput was said of sizes that never ran: a maker that stops at what it has let it rise without end."""
+    model = torch.nn.Linear(3, 1)
+    rows = torch.randn(there, 3)
+    target = Target(
+        model,
+        torch.optim.SGD(model.parameters()),
+        lambda size: rows if there == 32 else rows[:size],
+        lambda model, batch: model(batch).mean(),
+    )
+    with pytest.raises(StokerError, match=words):
+        sweep(target, [1, 2, 4, 8], remedies=False, roofline=False, effort=Effort(repeats=2, seconds=0.01, passes=2))

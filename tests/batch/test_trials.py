@@ -1,15 +1,19 @@
 """Real processes, and how each of their ends is read."""
 
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stoker.batch.target import Maker
 from stoker.batch.trials import Ending, Trials, _ending, _together, environment
-from stoker.errors import RunError
+from stoker.errors import ConfigError, RunError
 
 TARGETS = str(Path(__file__).with_name("fit_targets.py"))
 MIB = 2**20
@@ -118,8 +122,48 @@ def test_ranks_agree_on_the_worst() -> None:
 
 def test_a_target_that_cannot_be_made_says_so_with_its_traceback() -> None:
     with pytest.raises(RunError, match="can't be tried") as caught:
+        trials("broken_making").inspect()
+    assert 'fit_targets.py", line' in str(caught.value)
+    assert "KeyError: 'no such table'" in str(caught.value)
+
+
+def test_words_that_the_function_does_not_take_are_said_without_a_traceback() -> None:
+    with pytest.raises(ConfigError, match=r"called with \['x', 'y'\]: too many positional arguments") as caught:
         trials("broken", "x", "y").inspect()
-    assert "takes 1 positional argument" in str(caught.value)
+    assert str(caught.value).count("too many") == 1
+    with pytest.raises(ConfigError, match="missing a required argument: 'at'; words after TARGET"):
+        trials("broken").inspect()
+
+
+def test_a_target_that_ends_its_process_is_no_crash() -> None:
+    """Its exit status was 0: a doubt about memory, settled by further runs of it."""
+    with pytest.raises(RunError, match="can't be tried: SystemExit: 0") as caught:
+        trials("exits").inspect()
+    assert 'fit_targets.py", line' in str(caught.value)
+
+
+def test_a_trial_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Its parent's SIGTERM or SIGKILL left it training until its deadline, ten minutes."""
+    code = (
+        "from stoker.batch.trials import Trials; from stoker.batch.target import Maker; "
+        f"Trials(Maker({TARGETS + ':tells'!r}, ({str(tmp_path / 'pid')!r},))).try_size(1, None)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        _until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        child = int((tmp_path / "pid").read_text())
+        assert psutil.pid_exists(child)
+    finally:
+        parent.kill()
+        parent.wait()
+    _until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+def _until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
 
 
 def test_the_users_allocator_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:

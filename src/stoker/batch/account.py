@@ -18,18 +18,17 @@ def parts_of_peak(
     Measured: what is held is counted tensor by tensor after the last step (`held`); activations are what grows with
     the size, by the trials' peaks; the rest is what remains of the peak (an operator's working memory, libraries that
     the target loads, the allocator's holes). Predicted: weights, gradients, buffers and activations by the trace,
-    states by their number per weight; of the rest nothing is predicted.
+    states by a twin of the optimizer that steps over shapes alone; of the rest nothing is predicted.
     """
     slope = growth(trials)
     grown = None if slope is None else int(slope * size)
     measured: dict[str, int | None] = {**{name: held.get(name) for name in _HELD}, "activations": grown}
     predicted: dict[str, int | None] = dict.fromkeys(measured)
     if trace is not None:
-        states = trace["states_per_weight"]
         predicted = {
             "weights": trace["weight_bytes"],
             "gradients": trace["gradient_bytes"],
-            "states": None if states is None else int(states * trace["gradient_bytes"]),
+            "states": trace["state_bytes"],
             "buffers": trace["buffer_bytes"],
             "activations": int(sum(layer["fixed"] + layer["per_unit"] * size for layer in trace["layers"])),
         }

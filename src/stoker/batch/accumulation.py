@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.batch import nest
+from stoker.batch.scalar import scalar
 from stoker.errors import ConfigError, RunError
 
 __all__ = ["Accumulated", "Count", "accumulate", "windows"]
@@ -58,8 +59,8 @@ def accumulate(
     are exchanged once, in the last backward. Ranks may have different numbers of micro-batches. With a `scaler` the
     loss is scaled; unscale, clip and step after the call, as clipping needs the whole gradient.
 
-    Raises ConfigError for a loss that isn't one number or for counts that don't fit, RunError for a window without any
-    unit, on every rank alike.
+    Raises ConfigError for a loss that can't be differentiated or counts that don't fit, RunError for a window without
+    any unit, on every rank alike.
     """
     window = list(microbatches)
     if not isinstance(model, DistributedDataParallel) and any(hasattr(model, name) for name in OTHERS):
@@ -78,10 +79,7 @@ def accumulate(
         weight = 1.0 if plain_sum else (n / total if reduction == "mean" else 1 / total)
         last = place == len(run) - 1
         with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
-            value = loss(model, batch)
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ConfigError(f"the loss of a micro-batch is {shape}, not one number: return its mean or its sum")
+            value = scalar(loss(model, batch))
             # in fp16 a weight of one in 50,000 would lose its digits
             part = value.reshape(()).to(torch.promote_types(value.dtype, torch.float32)) * weight
             scaled = part * ranks  # DDP divides by the ranks

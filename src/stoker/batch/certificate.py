@@ -70,9 +70,12 @@ class Accumulation:
 
     def __str__(self) -> str:
         each = f" x {self.ranks} ranks" if self.ranks > 1 else ""
+        parts = (
+            "1 micro-batch of" if self.accumulation_steps == 1 else f"{self.accumulation_steps} micro-batches of up to"
+        )
         return (
-            f"{self.examples_per_update:,} per update = {self.accumulation_steps} micro-batches of up to "
-            f"{self.examples_per_microbatch:,}{each}; the update is the same, and so is the learning rate"
+            f"{self.examples_per_update:,} per update = {parts} {self.examples_per_microbatch:,}{each}; the update is "
+            "the same, and so is the learning rate"
         )
 
 
@@ -137,12 +140,15 @@ class Fit:
 
 
 def growth(trials: Sequence[Trial]) -> float | None:
-    """Bytes that each further unit adds to the peak, between the smallest and the largest size that ran."""
+    """Bytes that each further unit adds to the peak, between the smallest and the largest size that ran.
+
+    None where the peaks don't show it: too few of them, or memory that was there before covers what grew.
+    """
     peaks = sorted({trial.size: trial.peak_bytes for trial in trials if trial.peak_bytes is not None}.items())
     if len(peaks) < 2:
         return None
     (few, less), (many, more) = peaks[0], peaks[-1]
-    return (more - less) / (many - few)
+    return (more - less) / (many - few) if more > less else None
 
 
 def _bytes(value: float | None) -> str:

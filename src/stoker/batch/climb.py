@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from stoker.batch import curve, judging
+from stoker.batch.asked import check_growth, check_size, numbers, shapes_of
 from stoker.batch.instruments import Instruments
 from stoker.batch.out_of_memory import is_out_of_memory
-from stoker.batch.target import Workload
+from stoker.batch.target import Target, Workload
 from stoker.batch.timing import Effort, Timed, time_steps
 
 __all__ = ["LONGER", "Run", "climb", "refine"]
@@ -41,19 +42,35 @@ class Run:
     """Told what was done, and about how many seconds all the rest will take; None: that isn't known."""
     spent: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Seconds that timing a size took when it last was, and those of one of its steps."""
+    elements: dict[int, int] = field(default_factory=dict)
+    """Numbers in the batches of the sizes that were made."""
 
     def step(self, size: int) -> Callable[[], None]:
-        """A step on one batch that is made now and held, or where the target holds none, one that makes its own."""
+        """A step on one batch that is made now and held, or where the target holds none, one that makes its own.
+
+        DataError, RunError where a target's batch isn't of that size.
+        """
         make, step_on = getattr(self.target, "make_batch", None), getattr(self.target, "step_on", None)
         if make is None or step_on is None:
             return lambda: self.target.step(size)
         batch = make(size)
+        if isinstance(self.target, Target):
+            shapes = shapes_of(batch)
+            check_size(shapes, size, None, self.target.unit)
+            for before in self.elements.items():
+                check_growth(before, (size, numbers(shapes)), self.target.unit)
+            self.elements[size] = numbers(shapes)
         return lambda: step_on(batch)
 
     def time(self, size: int, ahead: Sequence[int] | None) -> Timed:
         """`ahead`: the sizes that are timed after this one, as far as is known; None: that isn't."""
         start = self.instruments.clock()
-        timed = time_steps(self.step(size), size, self.instruments, self.effort)
+        try:
+            timed = time_steps(self.step(size), size, self.instruments, self.effort)
+        except Exception as error:
+            if size == 1:
+                error.add_note("one example alone may be what fails (BatchNorm refuses it): then sizes from 2 on")
+            raise
         self.spent[size] = self.instruments.clock() - start, timed.median
         what = f"{size:,}: {timed.median * 1e3:,.2f} ms/step, {size / timed.median:,.0f}/s"
         self.told(what, None if ahead is None else self._seconds_of(ahead) + self._loader_seconds())

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
+from stoker.batch.saved import storages
 from stoker.batch.speed import copy_bandwidth, matmul_peak
 
 __all__ = ["Counted", "Limits", "count", "limits"]
@@ -91,5 +92,6 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bytes(tensor: Tensor) -> int:
-    """An expanded tensor is no larger than its storage."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    """An expanded tensor is no larger than its storage; a sparse one is its values and their places."""
+    held = sum(part.nbytes() for part in storages(tensor))
+    return held if tensor.layout is not torch.strided else min(tensor.numel() * tensor.element_size(), held)

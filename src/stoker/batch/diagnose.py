@@ -18,6 +18,7 @@ from stoker.batch.gradients import Gradient, Rig, combined, expected_draws, fit_
 from stoker.batch.proof import Cause, Weighting
 from stoker.batch.target import Target
 from stoker.batch.units import units
+from stoker.errors import RunError
 
 __all__ = ["Case", "Diagnosis", "corrected", "diagnose", "dtype_of", "loop_cause"]
 
@@ -69,7 +70,7 @@ class Case:
 
         def run() -> object:
             self.rig.reset(seed) if reset else self.rig.seed(seed)
-            return self.target.loss(self.target.model, self.batch if rows is None else self.part(rows))
+            return self.target.loss(self.target.model, nest.shell(self.batch) if rows is None else self.part(rows))
 
         return run
 
@@ -97,11 +98,13 @@ class Diagnosis:
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Looks for every cause. Buffers, gradients and random states are left changed."""
+    """Looks for every cause. Buffers, gradients and random states are left changed. RunError where the batch's own
+    gradient isn't finite.
+    """
     model, rig = case.target.model, case.rig
     everything = range(case.size)
     with expected_draws(model) as places:
-        whole = rig.gradient(case.batch)
+        whole = _finite(rig.gradient(case.batch))
         found = Diagnosis(whole, tolerance=case.exact)
         later = worst(rig.gradient(case.batch, reset=False), whole)
         again = worst(rig.gradient(case.batch), whole)
@@ -131,6 +134,16 @@ def diagnose(case: Case) -> Diagnosis:
         _rounding(case, found)
         _weights(case, found)
     return found
+
+
+def _finite(whole: Gradient) -> Gradient:
+    """The gradient as it is. RunError where it holds what no other can be held against."""
+    if wrong := [name for name, tensor in whole.items() if not tensor.isfinite().all()]:
+        raise RunError(
+            f"the gradient of the whole batch is not finite in {len(wrong)} of {len(whole)} parameters, first in "
+            f"{wrong[0]}: no split can be compared with it; mend the loss, or give batches that it is finite on"
+        )
+    return whole
 
 
 def _rounding(case: Case, found: Diagnosis) -> None:

@@ -13,13 +13,14 @@ import torch
 
 from stoker.batch.account import largest_layer, parts_of_peak
 from stoker.batch.agreement import Agreement
+from stoker.batch.asked import check_growth
 from stoker.batch.certificate import Fit, Trial, growth
 from stoker.batch.in_process import InProcess
 from stoker.batch.levers import levers_of
 from stoker.batch.search import Observation, Search
 from stoker.batch.target import Maker, Target
 from stoker.batch.trials import Ending, Trials, environment
-from stoker.errors import ConfigError, RunError
+from stoker.errors import ConfigError, RunError, StokerError
 from stoker.record.memory import available_bytes
 
 __all__ = ["Fit", "fit"]
@@ -65,13 +66,13 @@ def fit(
     `steps`: of each trial, at least 2. `precision`: the limit is known to this fraction, and to the unit below its
     inverse. `deadline_seconds`: of each trial. `on_trial`: told of each as it ends, with about how many are left.
 
-    Raises ConfigError where the arguments don't fit together, RunError where not even one unit fits, and with the
-    traceback where a trial fails for anything but memory.
+    Raises ConfigError where the arguments don't fit together or the target isn't one, RunError where not even one unit
+    fits, and with the traceback where a trial fails for anything but memory.
     """
-    if not 0 <= headroom < 1 or steps < 2 or start < 1 or ranks < 1:
+    if not 0 <= headroom < 1 or steps < 2 or min(start, ranks, 1 if limit_bytes is None else limit_bytes) < 1:
         raise ConfigError(
-            f"headroom = {headroom}, steps = {steps}, start = {start}, ranks = {ranks}: headroom is a share from 0 up "
-            "to 1, at least 2 steps hold the optimizer's state, start and ranks begin at 1"
+            f"headroom = {headroom}, steps = {steps}, start = {start}, ranks = {ranks}, limit_bytes = {limit_bytes}: "
+            "headroom is a share from 0 up to 1, at least 2 steps hold the optimizer's state, the others begin at 1"
         )
     if in_process and ranks > 1:
         raise ConfigError(f"in_process = True, ranks = {ranks}: one process is one rank")
@@ -169,7 +170,12 @@ class _Fitting:
 
     def _try(self, size: int, limit: int | None, steps: int | None = None) -> Trial:
         start = time.monotonic()
-        ending = self.agreement.reached(lambda: self.runner.try_size(size, limit, steps))
+        try:
+            ending = self.agreement.reached(lambda: self.runner.try_size(size, limit, steps))
+        except StokerError as error:
+            if size == 1 and not self.trials:
+                error.add_note("one example alone may be what fails (BatchNorm refuses it): then start = 2 (--start 2)")
+            raise
         told = ending.told if ending.end == "ran" else {}
         trial = Trial(
             size,
@@ -183,21 +189,11 @@ class _Fitting:
         )
         self.trials.append(trial)
         if trial.ran:
-            self._check_growth(size, told)
+            if self.told:
+                here = (size, told["elements"])
+                check_growth((self.told["size"], self.told["elements"]), here, self.found["unit"])
             self.told = told | {"size": size}
         return trial
-
-    def _check_growth(self, size: int, told: Mapping[str, Any]) -> None:
-        """A batch maker that stops at what it has would let every size run. Padding may make near sizes equal."""
-        last = self.told
-        if not last or not told["elements"]:
-            return
-        few, many = sorted([(last["size"], last["elements"]), (size, told["elements"])])
-        if many[0] >= 2 * few[0] and many[1] <= few[1]:
-            raise RunError(
-                f"make_batch gave {many[1]:,} numbers for {many[0]} {self.found['unit']} and {few[1]:,} for {few[0]}: "
-                "it must give as many as it is asked for, or say by `most` how many there are"
-            )
 
     def _certificate(self, whole: Search, size: int) -> Fit:
         last, trace = self.trials[-1], self.found["trace"]
@@ -240,7 +236,12 @@ class _Fitting:
         if self._spread(size) > _STEADY * (self.seek.limit_bytes or 0):
             notes.append(
                 f"not steady: the peaks of {size} {self.found['unit']} lie {self._spread(size) / 2**20:,.1f} MiB apart "
-                "from process to process; with little headroom chance decides whether it runs"
+                "from trial to trial; with little headroom chance decides whether it runs"
+            )
+        if self.in_process and torch.device(self.found["device"]).type == "cpu":
+            notes.append(
+                "peaks are of resident memory: what the process had free when `fit` was called is taken first, and "
+                "doesn't show in them; the limit counts address space"
             )
         if self.found["trace"] is None:
             notes.append(f"no layers and no levers: {self.found['untraced']}")

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stoker.batch import nest
+from stoker.batch.scalar import scalar
 from stoker.errors import ConfigError
 
 __all__ = [
@@ -58,7 +60,8 @@ def gaps(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[G
     for name in expected.keys() | found.keys():
         whole = expected[name] if name in expected else torch.zeros_like(found[name])
         part = found[name] if name in found else torch.zeros_like(whole)
-        absolute = (part.double() - whole.double()).abs().max().item() if whole.numel() else 0.0
+        apart = nest.in_dtype(part, torch.float64) - nest.in_dtype(whole, torch.float64)
+        absolute = apart.abs().max().item() if whole.numel() else 0.0
         if absolute != absolute:  # a NaN is as far as can be
             absolute = FURTHEST
         scale = max(whole.abs().max().item() if whole.numel() else 0.0, FLOOR * largest)
@@ -86,7 +89,8 @@ def fit_weights(parts: Sequence[Gradient], whole: Gradient) -> list[float]:
     """The weights whose sum of the parts comes closest to the whole: least squares, refined twice. NaN if any is."""
 
     def product(a: Gradient, b: Gradient) -> float:
-        return sum(float((a[name].double() * b[name].double()).sum()) for name in a.keys() & b.keys())
+        wide = [(nest.in_dtype(a[name], torch.float64), nest.in_dtype(b[name], torch.float64)) for name in a.keys() & b]
+        return sum(float((left * right.conj()).real.sum()) for left, right in wide)
 
     gram = np.array([[product(a, b) for b in parts] for a in parts])
     if not np.isfinite(gram).all():
@@ -125,18 +129,18 @@ def on_copies(model: nn.Module, dtype: torch.dtype | None = None) -> Iterator[No
     """The model computes with copies of its parameters and buffers, in `dtype` if one is given; afterwards it has its
     own again, the same storage as before, whatever was done to the copies.
     """
-    parameters = [(parameter, parameter.data) for parameter in model.parameters() if parameter.is_floating_point()]
+    parameters = [(parameter, parameter.data) for parameter in model.parameters() if nest.inexact(parameter)]
     buffers = [
         (module, name, buffer)
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None and buffer.is_floating_point()
+        if buffer is not None and nest.inexact(buffer)
     ]
     try:
         for parameter, data in parameters:
-            parameter.data = data.to(dtype or data.dtype, copy=True)
+            parameter.data = nest.in_dtype(data, dtype or data.dtype, copy=True)
         for module, name, buffer in buffers:
-            module._buffers[name] = buffer.to(dtype or buffer.dtype, copy=True)
+            module._buffers[name] = nest.in_dtype(buffer, dtype or buffer.dtype, copy=True)
         yield
     finally:
         for parameter, data in parameters:
@@ -195,14 +199,14 @@ class Rig:
         the loss and divides the gradient.
         """
         self.reset(seed) if reset else self.seed(seed)
-        torch.autograd.backward(self.loss(self.model, batch) * scale)
+        torch.autograd.backward(scalar(self.loss(self.model, nest.shell(batch))) * scale)
         return {name: tensor / scale for name, tensor in self.taken().items()}
 
     def after(self, loop: Callable[[nn.Module, Sequence[Any]], object], parts: Sequence[Any]) -> Gradient:
         """What a loop over micro-batches leaves in `.grad`. ConfigError where it changes the weights."""
         self.reset()
         before = [parameter._version for parameter in self.model.parameters()]
-        loop(self.model, parts)
+        loop(self.model, [nest.shell(part) for part in parts])
         if before != [parameter._version for parameter in self.model.parameters()]:
             raise ConfigError(
                 "the loop changes the weights: `accumulate` of a target goes from micro-batches to gradients only; "

@@ -18,8 +18,7 @@ from stoker.batch.limits import Meter
 from stoker.batch.rehearsal import Rehearsal, rehearse
 from stoker.batch.target import Target
 from stoker.batch.trial import described, ended_by
-from stoker.batch.trials import Ending
-from stoker.errors import RunError
+from stoker.batch.trials import Ending, failure
 
 __all__ = ["InProcess", "unchanged"]
 
@@ -34,7 +33,8 @@ class InProcess:
 
     def inspect(self) -> dict[str, Any]:
         """Unit, most, device, capacity and trace of the target."""
-        return described(self._target)
+        with unchanged(self._target):  # a forward pass counts, too, where a module counts
+            return described(self._target)
 
     def try_size(self, size: int, limit_bytes: int | None, steps: int | None = None) -> Ending:
         """The ending of one trial. RunError on anything but a lack of memory."""
@@ -43,7 +43,9 @@ class InProcess:
         if told["end"] in ("ran", "out of memory"):
             return Ending(told["end"], told, told.get("reason", ""), "")
         doubt = ", and not surely for memory" if told["end"] == "doubtful" else ", and not for memory"
-        raise RunError(f"the trial of size {size} failed{doubt}: {told['reason']}\n{told['traceback']}")
+        raise failure(
+            f"the trial of size {size} failed{doubt}", Ending(told["end"], told, told["reason"], told["traceback"])
+        )
 
     def _tried(self, size: int, limit_bytes: int | None, steps: int) -> dict[str, Any]:
         """Its last line. The exception, whose frames hold the step's tensors, is gone when this returns."""
@@ -70,7 +72,7 @@ def unchanged(target: Target) -> Iterator[None]:
     left in the allocator's cache goes back to the device. Copies are held on the CPU meanwhile: they take nothing of
     a device that is measured.
     """
-    put_back = [_random_numbers(), _modules(target.model), _weights(target.model), _optimizer(target.optimizer)]
+    put_back = [_random_numbers(), _modules(target.model), _weights(target), _optimizer(target.optimizer)]
     try:
         yield
     finally:
@@ -105,6 +107,7 @@ def _modules(model: nn.Module) -> Any:
             {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)},
         )
         for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)  # whose tensors and attributes can't be exchanged
     ]
 
     def restore() -> None:
@@ -119,10 +122,10 @@ def _modules(model: nn.Module) -> Any:
     return restore
 
 
-def _weights(model: nn.Module) -> Any:
-    tensors = [*model.parameters(), *model.buffers()]
+def _weights(target: Target) -> Any:
+    tensors = [*target.weights(), *target.model.buffers()]
     values = [_copied(tensor) for tensor in tensors]
-    gradients = [(weight, weight.grad) for weight in model.parameters()]
+    gradients = [(weight, weight.grad) for weight in target.weights()]
     contents = [None if gradient is None else _copied(gradient) for _, gradient in gradients]
 
     def restore() -> None:

@@ -7,8 +7,8 @@ from stoker.batch.curve import AGREE, RESOLUTION, SPENT, STEEP, Fit, Knee, Zone,
 from stoker.batch.swept import DATA_BOUND, Account, Point, Verdict
 
 __all__ = [
-    "HEADROOM", "TILE", "Ended", "accounts", "dominated", "judge", "memory_allows", "operating", "quantised",
-    "recommend", "zone_at",
+    "HEADROOM", "TILE", "Ended", "accounts", "dominated", "judge", "memory_allows", "operating", "own_peaks",
+    "quantised", "recommend", "zone_at",
 ]  # fmt: skip
 
 HEADROOM = 0.10
@@ -52,6 +52,19 @@ def dominated(seconds: Mapping[int, float], ladder: Sequence[int]) -> list[int]:
         return any(seconds[each] <= seconds[size] * (1 + RESOLUTION) for each in ladder if each > size)
 
     return [size for size in seconds if size not in ladder and beaten(size)]
+
+
+def own_peaks(peaks: Mapping[int, int | None]) -> dict[int, int | None]:
+    """By size: None where it is above a larger size's. A process's resident memory stays what a larger size, measured
+    before, has made it.
+    """
+    own: dict[int, int | None] = {}
+    least: float = float("inf")
+    for size in sorted(peaks, reverse=True):
+        peak = peaks[size]
+        own[size] = peak if peak is not None and peak <= least else None
+        least = min(least, least if peak is None else peak)
+    return own
 
 
 def memory_allows(sizes: Sequence[int], peaks: Sequence[int | None], capacity: int | None) -> int | None:
@@ -130,17 +143,17 @@ def accounts(points: Sequence[Point], fitted: Fit, present: Point, unit: str) ->
     """Whether to raise the batch from the present size: what throughput says, and what this sweep can't say."""
     best = max((point for point in points if point.size >= present.size), key=lambda point: point.rate)
     left, limit = best.rate / present.rate - 1, fitted.asymptote / present.rate - 1
-    measured = (
-        f"{left:.0%} more throughput was measured at {best.size:,}"
-        if left > 0
-        else "no larger size was measured faster"
-    )
-    bound = f"; no size would give more than {limit:.0%}" if 0 < limit < 100 else ""
+    largest = present.size == max(point.size for point in points)
+    measured = "no larger size was measured" if largest else "no larger size was measured faster"
+    if left > 0:
+        measured = f"{left:.0%} more throughput was measured at {best.size:,}"
+    # Where a measured size lies above the line's own limit, the line bounds nothing.
+    bound = f"; no size would give more than {limit:.0%}" if max(left, 0) < limit < 100 else ""
     unseen = "A sweep of step times doesn't see it."
     return (
         Account(
             "throughput left to gain",
-            "yes" if left > SPENT else "no",
+            "yes" if left > SPENT else "not measured" if largest and limit > SPENT else "no",
             f"From {present.size:,} {unit}, {measured}{bound}.",
         ),
         Account("gradient already smooth", "not measured", unseen),

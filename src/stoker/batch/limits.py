@@ -89,7 +89,7 @@ def limited(device: torch.device, limit_bytes: int | None, counted_from: int | N
 
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         uncounted = counted_from if counted_from is not None else status_bytes("VmSize") or 0
-        wanted = uncounted + limit_bytes
+        wanted = min(uncounted + limit_bytes, sys.maxsize)  # the most that the system takes for a number
         known = [bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_AS, (min([wanted, *known]), hard))
         try:

@@ -6,7 +6,7 @@ it.
 
 import copy
 import dataclasses
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stoker.errors import ConfigError
 
-__all__ = ["cast", "examples", "leaves", "move", "rebuild", "take"]
+__all__ = ["cast", "examples", "in_dtype", "inexact", "leaves", "move", "rebuild", "shell", "take", "tensors"]
 
 FIX = (
     "give the target `take=function`, where `function(batch, rows)` makes the batch of the examples at those places "
@@ -32,12 +32,30 @@ def leaves(batch: Any, path: str = "") -> dict[str, Any]:
     return {place: leaf for key, value in inside.items() for place, leaf in leaves(value, path + key).items()}
 
 
+def tensors(batch: Any) -> list[Tensor]:
+    """The tensors in a batch, also in an object that is none of the containers but has attributes."""
+    found = [*leaves(batch).values()]
+    if len(found) == 1 and found[0] is batch and not isinstance(batch, Tensor) and hasattr(batch, "__dict__"):
+        found = [leaf for value in vars(batch).values() for leaf in leaves(value).values()]
+    return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+
 def rebuild(batch: Any, new: Mapping[str, Any], path: str = "") -> Any:
     """A batch of the same containers with other leaves, by the paths of `leaves`."""
     inside = _inside(batch)
     if inside is None:
         return new[path]
     return _holding(batch, [rebuild(value, new, path + key) for key, value in inside.items()])
+
+
+def shell(batch: Any) -> Any:
+    """The same leaves in new containers: what a loss takes out of its batch (`batch.pop("labels")`) is there again for
+    the next pass.
+    """
+    inside = _inside(batch)
+    if inside is None:
+        return copy.copy(batch) if isinstance(batch, MutableSequence) else batch  # a list of lengths, say
+    return _holding(batch, [shell(value) for value in inside.values()])
 
 
 def examples(batch: Any) -> int:
@@ -64,10 +82,12 @@ def take(batch: Any, rows: Sequence[int]) -> Any:
 
 
 def cast(batch: Any, dtype: torch.dtype) -> Any:
-    """The batch with its floating tensors in another dtype; the others as they are."""
+    """The batch with its floating tensors in another dtype, complex ones in the one of its precision; the others as
+    they are.
+    """
 
     def one(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+        return in_dtype(leaf, dtype) if isinstance(leaf, Tensor) and inexact(leaf) else leaf
 
     return rebuild(batch, {path: one(leaf) for path, leaf in leaves(batch).items()})
 
@@ -83,6 +103,16 @@ def move(batch: Any, device: torch.device, *, pinned: bool) -> Any:
         return batch.to(device)
     inside = _inside(batch)
     return batch if inside is None else _holding(batch, [move(one, device, pinned=pinned) for one in inside.values()])
+
+
+def inexact(tensor: Tensor) -> bool:
+    """Whether it holds numbers that are rounded: floating or complex ones."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def in_dtype(tensor: Tensor, dtype: torch.dtype, *, copy: bool = False) -> Tensor:
+    """A floating tensor in that dtype, a complex one in the complex dtype of its precision."""
+    return tensor.to(dtype.to_complex() if tensor.is_complex() and not dtype.is_complex else dtype, copy=copy)
 
 
 def _inside(batch: Any) -> dict[str, Any] | None:

@@ -2,13 +2,14 @@
 
 import torch
 
+from stoker.batch.states import state_bytes
 from stoker.batch.tracing import Trace
 from stoker.errors import ConfigError
 from stoker.memory.breakdown import MOMENTS, Breakdown, Margin, Row
-from stoker.memory.setup import OPTIMIZERS
+from stoker.memory.setup import OPTIMIZERS, Optimizer
 from stoker.memory.states import moment_bytes, temporaries
 
-__all__ = ["optimizer_kind", "predicted"]
+__all__ = ["predicted"]
 
 LOSS, BEGINS, ENDS, TABLES, STEP = MOMENTS
 
@@ -18,19 +19,17 @@ def predicted(
 ) -> Breakdown:
     """Bytes of a training step at `size`, from its second step on. No GPU context, no allocator's holes (`margin`).
 
-    Weights, gradients and what layers keep are as traced; states by the optimizer's kind (a key of
-    `stoker.memory.setup.OPTIMIZERS`, or the optimizer itself). What the backward pass holds beyond that is taken for
-    twice what the largest layer keeps: the gradients of its output and of its input. ConfigError where the optimizer's
-    kind isn't known.
+    Weights, gradients and what layers keep are as traced; states are those of a twin of the optimizer that steps over
+    shapes alone, or by its kind (a key of `stoker.memory.setup.OPTIMIZERS`). What the backward pass holds beyond that
+    is taken for twice what the largest layer keeps: the gradients of its output and of its input. ConfigError where the
+    states are known neither way.
     """
-    name = optimizer if isinstance(optimizer, str) else optimizer_kind(optimizer)
-    if name not in OPTIMIZERS:
-        raise ConfigError(f"optimizer '{name}' isn't one of {', '.join(OPTIMIZERS)}")
-    kind = OPTIMIZERS[name]
-    if kind.factored:
-        raise ConfigError("adafactor's states depend on each tensor's shape: measure them with stoker.batch.fit")
     element = found.gradient_bytes / found.trainable if found.trainable else 0.0
-    moments = moment_bytes(name, found.trainable, found.matrix_parameters, 0, element)
+    if isinstance(optimizer, str):
+        name, moments = optimizer, _by_name(optimizer, found, element)
+        kind = OPTIMIZERS[name]
+    else:
+        name, kind, moments = _of_optimizer(optimizer, found, element)
     stepping = "loop" if isinstance(optimizer, str) else _stepping(optimizer)
     largest, grows = found.largest, sum(layer.per_unit for layer in found.layers)
     rows = (
@@ -64,17 +63,33 @@ def _stepping(optimizer: torch.optim.Optimizer) -> str:
     return "foreach" if asked["foreach"] or (asked["foreach"] is None and on_cuda) else "loop"
 
 
-def optimizer_kind(optimizer: torch.optim.Optimizer) -> str:
-    """The key of `stoker.memory.setup.OPTIMIZERS` for an optimizer. ConfigError where its states aren't known."""
-    if optimizer.defaults.get("amsgrad"):
-        raise ConfigError("an optimizer with amsgrad keeps a third moment: measure it with stoker.batch.fit")
+def _by_name(name: str, found: Trace, element: float) -> float:
+    """Bytes of its states."""
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"optimizer '{name}' isn't one of {', '.join(OPTIMIZERS)}")
+    if OPTIMIZERS[name].factored:
+        raise ConfigError("adafactor's states depend on each tensor's shape: measure them with stoker.batch.fit")
+    return moment_bytes(name, found.trainable, found.matrix_parameters, 0, element)
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer, found: Trace, element: float) -> tuple[str, Optimizer, float]:
+    """Its name, what its kind's steps take, and bytes of its states: those of a twin, else by the kind."""
+    name = _kind(optimizer)
+    measured = state_bytes(optimizer)
+    if measured is not None:
+        return name or type(optimizer).__name__, OPTIMIZERS[name or "adamw"], measured
+    if name is None:
+        raise ConfigError(
+            f"optimizer {type(optimizer).__name__}: its states can't be known before it steps; measure them with "
+            "`stoker batch fit`"
+        )
+    return name, OPTIMIZERS[name], _by_name(name, found, element)
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str | None:
+    """The key of `stoker.memory.setup.OPTIMIZERS` that an optimizer is of; None where it is of none."""
     kind = type(optimizer).__name__
     known = {"Adam": "adamw", "AdamW": "adamw", "Adam8bit": "adamw_8bit", "AdamW8bit": "adamw_8bit", "Muon": "muon"}
     if kind == "SGD":
         return "sgd_momentum" if optimizer.defaults["momentum"] else "sgd"
-    if kind not in known:
-        raise ConfigError(
-            f"optimizer {kind}: its states aren't known; name the kind that keeps as much ({', '.join(OPTIMIZERS)}), "
-            "or measure it with stoker.batch.fit"
-        )
-    return known[kind]
+    return None if optimizer.defaults.get("amsgrad") else known.get(kind)

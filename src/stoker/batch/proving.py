@@ -53,7 +53,7 @@ class _Going:
 
 
 def prove(
-    target: Target | Maker,
+    target: Target | Maker | str,
     *,
     size: int,
     splits: Sequence[int] | None = None,
@@ -63,10 +63,11 @@ def prove(
 ) -> Proof:
     """Split one batch of `size` examples every way that is asked for, and compare gradients.
 
-    `splits`: examples of a micro-batch, one run each, the last micro-batch holding what is left; by default half, a
-    third and one. `ranks`: numbers of data-parallel ranks; by default 1 and, with a `Maker`, 2: ranks are processes of
-    their own, which need to make the target themselves. They have `deadline_s` seconds for each number of ranks.
-    `on_part`: told of each part when it has ended, and about how many seconds are left.
+    `target`: one, or where to find a function that makes one. `splits`: examples of a micro-batch, one run each, the
+    last micro-batch holding what is left; by default half, a third and one. `ranks`: numbers of data-parallel ranks; by
+    default 1 and, with a function, 2: ranks are processes of their own, which need to make the target themselves. They
+    have `deadline_s` seconds for each number of ranks. `on_part`: told of each part when it has ended, and about how
+    many seconds are left.
 
     The model keeps its modes. Weights, buffers, gradients, optimizer and random states are afterwards as they were;
     `make_batch` is called once. Needs memory for the whole batch in fp64 and about four more gradients.
@@ -74,12 +75,8 @@ def prove(
     Raises ConfigError for a target without a loss, a batch that can't be taken apart or numbers that don't fit,
     RunError where a rank fails or isn't done in time; errors of the user's own code pass through.
     """
-    made = target() if isinstance(target, Maker) else target
-    if not isinstance(made, Target):
-        raise ConfigError(
-            f"a {type(made).__name__} has no model and loss to differentiate in parts: prove takes a "
-            "stoker.batch.Target(model, optimizer, make_batch, loss), or a Maker of one"
-        )
+    target = Maker(target) if isinstance(target, str) else target
+    made = _provable(target() if isinstance(target, Maker) else target)
     ranks = ranks if ranks is not None else ((1, 2) if isinstance(target, Maker) else (1,))
     sizes = _checked(size, splits, ranks, isinstance(target, Maker))
     batch = made.make_batch(size)
@@ -111,6 +108,23 @@ def prove(
             trials += _own_precision(made, batch, size, run)
             going.ended("in its own dtype", 1 + len(sizes))
     return _proof(case, found, trials, causes, notes)
+
+
+def _provable(made: object) -> Target:
+    """The target as it is. ConfigError where gradients couldn't be seen."""
+    if not isinstance(made, Target):
+        raise ConfigError(
+            f"a {type(made).__name__} has no model and loss to differentiate in parts: prove takes a "
+            "stoker.batch.Target(model, optimizer, make_batch, loss), or a Maker of one"
+        )
+    if any(isinstance(module, torch.jit.ScriptModule) for module in made.model.modules()):
+        raise ConfigError("a TorchScript module can't be looked into: prove the model that it was made of")
+    if beside := len(made.weights()) - sum(1 for _ in made.model.parameters()):
+        raise ConfigError(
+            f"the optimizer trains {beside} tensors that aren't parameters of the model, so their gradients would not "
+            "be seen: make them the model's (a loss that learns can be a submodule of it)"
+        )
+    return made
 
 
 def _checked(size: int, splits: Sequence[int] | None, ranks: Sequence[int], made: bool) -> list[int]:

@@ -26,13 +26,18 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from stoker.batch.orphan import end_with
 from stoker.errors import RunError
 
 __all__ = ["Job", "launch", "run_rank"]
 
 POLL_S = 0.02
 GRACE_S = 5.0
+SETTLE_S = 1.0
+"""Once a rank has failed, for the others to end too."""
 TAIL_LINES = 15
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""What a rank says that fails because another one is gone."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,9 @@ def launch(
     """
     with tempfile.TemporaryDirectory(prefix="stoker-ranks-") as name:
         folder = Path(name)
-        (folder / "job.json").write_text(json.dumps({"deadline_s": deadline_s, **numbers}), encoding="utf-8")
+        (folder / "job.json").write_text(
+            json.dumps({"deadline_s": deadline_s, "parent": os.getpid(), **numbers}), encoding="utf-8"
+        )
         save_file(
             {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()},
             folder / "job.safetensors",
@@ -90,6 +97,7 @@ def _answer_for(work: Callable[[Job], dict[str, Any]]) -> None:
     folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     numbers = json.loads((folder / "job.json").read_text("utf-8"))
     deadline_s = float(numbers["deadline_s"])
+    end_with(numbers["parent"])
     faulthandler.dump_traceback_later(deadline_s + GRACE_S, exit=True)
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
     dist.init_process_group(
@@ -125,10 +133,8 @@ def _start(module: str, folder: Path, rank: int, ranks: int) -> subprocess.Popen
 def _wait(children: list[subprocess.Popen[bytes]], folder: Path, until: float) -> None:
     while True:
         codes = [child.poll() for child in children]
-        for rank, code in enumerate(codes):
-            if code:
-                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit status {code}"
-                raise RunError(f"rank {rank} of {len(children)} {how}; its last lines:\n{_tail(folder, rank)}")
+        if any(codes):
+            raise _blamed(children, folder)
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > until:
@@ -139,6 +145,20 @@ def _wait(children: list[subprocess.Popen[bytes]], folder: Path, until: float) -
                 f"take fewer examples. The last lines of rank {waiting[0]}:\n{_tail(folder, waiting[0])}"
             )
         time.sleep(POLL_S)
+
+
+def _blamed(children: list[subprocess.Popen[bytes]], folder: Path) -> RunError:
+    """The error of the rank that failed by itself: the others lose their connection to it, and may be seen to end
+    before it does.
+    """
+    until = time.monotonic() + SETTLE_S
+    while any(child.poll() is None for child in children) and time.monotonic() < until:
+        time.sleep(POLL_S)
+    failed = {rank: child.returncode for rank, child in enumerate(children) if child.returncode}
+    rank = next((rank for rank in failed if not any(word in _tail(folder, rank) for word in LOST)), min(failed))
+    code = failed[rank]
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit status {code}"
+    return RunError(f"rank {rank} of {len(children)} {how}; its last lines:\n{_tail(folder, rank)}")
 
 
 def _answer(folder: Path, rank: int) -> Path:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from stoker.batch.asked import check_size, numbers, shapes_of
 from stoker.batch.limits import Meter
+from stoker.batch.saved import storages
 from stoker.batch.target import Target, Workload
 from stoker.errors import DataError, RunError
 
-__all__ = ["Rehearsal", "parts_of", "rehearse", "states_per_weight"]
+__all__ = ["Rehearsal", "parts_of", "rehearse"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,14 @@ def rehearse(
             elif updates != step + 1:
                 raise RunError(f"step {step + 1} of {size} {workload.unit} made no optimizer update: nothing was tried")
             for shapes in batches:
-                _check(shapes, size, longest, workload.unit)
+                check_size(shapes, size, longest, workload.unit)
     shapes = batches[-1] if batches else []
     return Rehearsal(
         updates,
         meter.peak_bytes(device),
         statistics.median(seconds[1:]),
         tuple(f"{' x '.join(map(str, shape))} {kind}" for shape, kind in shapes),
-        sum(torch.Size(shape).numel() for shape, _ in shapes),
+        numbers(shapes),
         parts_of(workload) if isinstance(workload, Target) else {},
     )
 
@@ -93,11 +95,7 @@ class _Watched:
 
         def noted(size: int) -> Any:
             batch = make(size)
-            self._seen([
-                (tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
-                for leaf in tree_leaves(batch)
-                if isinstance(leaf, Tensor)
-            ])  # fmt: skip
+            self._seen(shapes_of(batch))
             return batch
 
         self._target.make_batch = noted
@@ -112,38 +110,19 @@ class _Watched:
 
 def parts_of(target: Target) -> dict[str, int]:
     """Bytes of a target's weights, gradients, optimizer states and buffers, as they are now."""
-    weights = list(target.model.parameters())
+    weights = target.weights()
     states = [value for state in target.optimizer.state.values() for value in state.values()]
     return {
-        "weights": sum(weight.nbytes for weight in weights),
-        "gradients": sum(weight.grad.nbytes for weight in weights if weight.grad is not None),
-        "states": sum(value.nbytes for value in tree_leaves(states) if isinstance(value, Tensor)),
-        "buffers": sum(buffer.nbytes for buffer in target.model.buffers()),
+        "weights": _bytes(weights),
+        "gradients": _bytes(weight.grad for weight in weights if weight.grad is not None),
+        "states": _bytes(value for value in tree_leaves(states) if isinstance(value, Tensor)),
+        "buffers": _bytes(target.model.buffers()),
     }
 
 
-def states_per_weight(optimizer: torch.optim.Optimizer) -> float | None:
-    """Numbers that the optimizer will keep for each weight it trains; None for an optimizer that isn't known here."""
-    settings, name = optimizer.defaults, type(optimizer).__name__
-    if name in ("Adam", "AdamW", "NAdam", "RAdam", "Adamax"):
-        return 3.0 if settings.get("amsgrad") else 2.0
-    if name == "SGD":
-        return 1.0 if settings.get("momentum") else 0.0
-    if name == "RMSprop":
-        return 1.0 + bool(settings.get("momentum")) + bool(settings.get("centered"))
-    return {"Adagrad": 1.0, "Muon": 1.0}.get(name)
-
-
-def _check(shapes: list[tuple[tuple[int, ...], str]], size: int, longest: int | None, unit: str) -> None:
-    lengths = {length for shape, _ in shapes for length in shape}
-    if shapes and max(lengths, default=0) < size:
-        raise DataError(
-            f"make_batch({size}) gave tensors of {[list(shape) for shape, _ in shapes]}: fewer than {size} {unit}; "
-            "it must give as many as it is asked for, or say by `most` how many there are"
-        )
-    if longest is not None and longest not in {length for shape, _ in shapes for length in shape[1:]}:
-        raise DataError(
-            f"make_batch({size}) gave tensors of {[list(shape) for shape, _ in shapes]}, none of the longest length, "
-            f"{longest}: a size that fits shorter examples fails on the day a long one comes; see "
-            "stoker.batch.longest"
-        )
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Sparse ones too, which have no size of their own."""
+    return sum(
+        tensor.nbytes if tensor.layout is torch.strided else sum(part.nbytes() for part in storages(tensor))
+        for tensor in tensors
+    )

@@ -32,7 +32,7 @@ PEAK_SECONDS = 0.3
 
 
 def sweep(
-    target: Workload | Maker,
+    target: Workload | Maker | str,
     sizes: Sequence[int] | None = None,
     *,
     present: int | None = None,
@@ -48,6 +48,7 @@ def sweep(
 ) -> Sweep:
     """Measures, fits and judges; see `Sweep`.
 
+    `target`: one, or where to find a function that makes one (`file.py:function`).
     `sizes`: in the target's unit, ascending; None: 1, 2, 4, ... until memory ends, `largest` or the target's `most` is
     reached, or three doublings gained nothing. `present`: the size in use. `loader`: the options in use, for a target
     that shows its loader. `compile_model`: try torch.compile (it can take minutes); None: where steps are launch-bound.
@@ -58,7 +59,7 @@ def sweep(
     """
     if scenario is not None:
         list(remarks(scenario))  # an unknown one is an error before anything is measured
-    workload = target() if isinstance(target, Maker) else target
+    workload = Maker(target)() if isinstance(target, str) else target() if isinstance(target, Maker) else target
     options = loader or LoaderOptions()
     run = Run(workload, instruments or instruments_of(workload.device), effort or Effort(), on_part=on_part)
     with unchanged(target) if isinstance(target, Target) else nullcontext():
@@ -151,8 +152,10 @@ def _study(run: Run, present: int | None, options: LoaderOptions, roofline: bool
     data = _loaded(run, options, studied)
     counted = {size: count(run.step(size)) for size in run.seconds} if isinstance(run.target, Target) else {}
     limit = _limits(run, counted) if roofline else None
+    shown = judging.own_peaks({size: run.timed[size].peak_bytes for size in run.seconds})
     points = tuple(
-        _point(run.timed[size], line, knee, data.get(size), counted.get(size), limit) for size in run.seconds
+        _point(run.timed[size], shown[size], line, knee, data.get(size), counted.get(size), limit)
+        for size in run.seconds
     )
     return _Studied(
         line,
@@ -198,6 +201,7 @@ def _limits(run: Run, counted: Mapping[int, Counted]) -> Roofline | None:
 
 def _point(
     timed: Timed,
+    peak_bytes: int | None,
     line: curve.Fit,
     knee: curve.Knee,
     data: tuple[Loaded, Timed] | None,
@@ -212,7 +216,7 @@ def _point(
         rate=size / seconds,
         gain=line.gain(size),
         zone=judging.zone_at(size, line, knee),
-        peak_bytes=timed.peak_bytes,
+        peak_bytes=peak_bytes,
         data=_share(*data) if data else None,
         flops=counted.flops if counted else None,
         moved_bytes=counted.moved if counted else None,
@@ -253,8 +257,8 @@ def _warnings(run: Run, settled: Settled, found: _Studied, present: int | None, 
         yield f"the present size, {present:,}, was not reached; what is said of a size is of {found.shown.size:,}"
     if abs(settled.drift) > DRIFT:
         yield (
-            f"steps became {settled.drift:+.0%} longer while the device was measured (heat, or other programs); the "
-            "figures are of its later, steady state"
+            f"steps became {abs(settled.drift):.0%} {'longer' if settled.drift > 0 else 'shorter'} while the device "
+            "was measured (heat, or other programs); the figures are of its later, steady state"
         )
     if not settled.steady:
         yield (

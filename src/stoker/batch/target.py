@@ -4,15 +4,20 @@ A plain PyTorch loop is a `Target`: its model, optimizer, batch maker and loss. 
 size (a reinforcement-learning run, say) is a `Workload`. Trials in a process of their own make theirs by a `Maker`.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from stoker import dotted
+from stoker.batch import nest
 from stoker.batch.loading import LoaderOptions
+from stoker.batch.scalar import scalar
 from stoker.errors import ConfigError
 
 __all__ = ["Maker", "Target", "Workload"]
@@ -41,6 +46,8 @@ class Target:
     `make_batch(size)` gives a batch of `size` examples as `loss` takes it, on the model's device, and of the longest
     examples that training will see: a size that fits short ones only would fail one day.
     `loss(model, batch)` gives the scalar that training differentiates.
+
+    ConfigError where one of them can't be that.
     """
 
     model: nn.Module
@@ -63,18 +70,54 @@ class Target:
     """`accumulate(model, microbatches)`: your loop's own way from micro-batches to `.grad`, for a proof of it.
     None: `stoker.batch.accumulate`."""
 
+    def __post_init__(self) -> None:
+        for name, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(
+                    f"Target: {name} is a {type(getattr(self, name)).__name__}, not a torch {kind.__name__}; the order "
+                    "is Target(model, optimizer, make_batch, loss)"
+                )
+        if wrong := [name for name in ("make_batch", "loss") if not callable(getattr(self, name))]:
+            raise ConfigError(
+                f"Target: {wrong[0]} is a {type(getattr(self, wrong[0])).__name__}, not a function: make_batch(size) "
+                "gives a batch, loss(model, batch) a scalar"
+            )
+        if self.most is not None and (isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1):
+            raise ConfigError(f"Target: most = {self.most!r}: a whole number of {self.unit}, at least 1, or None")
+        if lazy := [name for name, each in self.model.named_parameters() if nn.parameter.is_lazy(each)]:
+            raise ConfigError(
+                f"Target: the parameter {lazy[0]} has no shape yet (a lazy module): run one batch through the model "
+                "before you make its optimizer and the Target"
+            )
+
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        """Of the weights."""
+        return self.weights()[0].device
+
+    def weights(self) -> list[nn.Parameter]:
+        """The model's parameters, and those that the optimizer trains beside them (of a loss that learns, say)."""
+        trained = (weight for group in self.optimizer.param_groups for weight in group["params"])
+        return list(dict.fromkeys(chain(self.model.parameters(), trained)))
 
     def step(self, size: int) -> None:
         self.step_on(self.make_batch(size))
 
     def step_on(self, batch: Any) -> None:
-        """The same on a batch that is there already."""
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.loss(self.model, batch))
-        self.optimizer.step()
+        """The same on a batch that is there already, which keeps what a loss takes out of it."""
+
+        def backward() -> Any:
+            self.optimizer.zero_grad(set_to_none=True)
+            found = scalar(self.loss(self.model, nest.shell(batch)))
+            torch.autograd.backward(found)
+            return found.detach()
+
+        kind: Any = type(self.optimizer)
+        if _asks(kind):
+            self.optimizer.step(backward)
+        else:
+            backward()
+            self.optimizer.step()
 
 
 @dataclass(frozen=True)
@@ -89,8 +132,20 @@ class Maker:
 
     def __call__(self) -> Workload:
         """The target. ConfigError where the path leads nowhere or the function gives something else."""
-        made = dotted.load(self.path, "target", ConfigError)(*self.arguments)
-        missing = [name for name in ("unit", "most", "device", "step") if not hasattr(made, name)]
+        function = dotted.load(self.path, "target", ConfigError)
+        try:
+            inspect.signature(function).bind(*self.arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"target '{self.path}' is called with {list(self.arguments)}: {error}; words after TARGET "
+                "(Maker's `arguments`) are handed to it"
+            ) from None
+        except ValueError:  # what is written in C has no signature
+            pass
+        made = function(*self.arguments)
+        missing = [
+            name for name in ("unit", "most", "device", "step") if isinstance(made, type) or not hasattr(made, name)
+        ]
         if missing:
             raise ConfigError(
                 f"target '{self.path}' made a {type(made).__name__} without {', '.join(missing)}: return a "
@@ -98,3 +153,10 @@ class Maker:
             )
         workload: Workload = made
         return workload
+
+
+@cache
+def _asks(optimizer: Any) -> bool:
+    """Whether the step of such an optimizer computes the loss itself, as often as it likes (LBFGS)."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

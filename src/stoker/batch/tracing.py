@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from stoker.batch import nest
 from stoker.batch.saved import SavedTensors, storages
+from stoker.batch.scalar import scalar
 from stoker.batch.target import Target
 from stoker.errors import ConfigError
 
@@ -120,8 +121,11 @@ def trace(
     `on_part`: told of each size when it has been traced, and about how many seconds are left.
     At size 1 some tensors that other sizes copy are views, and BatchNorm may refuse: 2 is the least that is typical.
     The model is left as it was found: buffers (BatchNorm's statistics), gradients, and the random numbers of torch,
-    numpy and Python. Raises ConfigError where the sizes aren't two, rising, or are more than the data set has.
+    numpy and Python. Raises ConfigError where the sizes aren't two, rising, or are more than the data set has, and
+    for TorchScript.
     """
+    if any(isinstance(module, torch.jit.ScriptModule) for module in target.model.modules()):
+        raise ConfigError("a TorchScript module can't be looked into: trace the model that it was made of")
     few, many = sizes
     if not 1 <= few < many:
         raise ConfigError(f"trace: sizes = {sizes} must be two sizes, at least 1, the second larger")
@@ -144,7 +148,7 @@ def trace(
         LayerTrace(name, kind, own.get(name, 0), tuple((size, found[size].get(name, 0)) for size in sizes))
         for name, kind in places
     )
-    weights = list(target.model.parameters())
+    weights = target.weights()
     trained = [weight for weight in weights if weight.requires_grad]
     return Trace(
         model=type(target.model).__name__,
@@ -164,9 +168,9 @@ def _saved(target: Target, keys: dict[nn.Module, str], size: int) -> dict[str, i
     """Bytes kept at one size, by the module's name; the batch's and the loss's too."""
     model = target.model
     batch = target.make_batch(size)
-    inputs = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-    with torch.enable_grad(), SavedTensors(keys, [*model.parameters(), *model.buffers(), *inputs]) as saved:
-        loss = target.loss(model, batch)
+    inputs = nest.tensors(batch)
+    with torch.enable_grad(), SavedTensors(keys, [*target.weights(), *model.buffers(), *inputs]) as saved:
+        loss = scalar(target.loss(model, batch))
         found = {LOSS if key is None else str(key): kept for key, kept in saved.count().items()}
         del loss  # the graph lives until here
     return {**found, BATCH: _bytes(inputs)}
@@ -193,7 +197,7 @@ def _restored(target: Target) -> Iterator[None]:
     modules = list(target.model.modules())
     buffers = [dict(module._buffers) for module in modules]
     values = {tensor: tensor.clone() for tensor in target.model.buffers()}
-    gradients = [(weight, weight.grad) for weight in target.model.parameters()]
+    gradients = [(weight, weight.grad) for weight in target.weights()]
     modes = [module.training for module in modules]
     python, numpy_state = random.getstate(), np.random.get_state()
     for weight, _ in gradients:

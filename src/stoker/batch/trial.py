@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,9 +15,12 @@ from typing import Any
 
 import torch
 
+from stoker import dotted
 from stoker.batch.limits import Meter, capacity_bytes, warm_up
+from stoker.batch.orphan import end_with
 from stoker.batch.out_of_memory import is_out_of_memory, may_be_out_of_memory
-from stoker.batch.rehearsal import rehearse, states_per_weight
+from stoker.batch.rehearsal import rehearse
+from stoker.batch.states import state_bytes
 from stoker.batch.target import Maker, Target, Workload
 from stoker.batch.tracing import trace
 from stoker.errors import StokerError
@@ -29,17 +31,19 @@ Say = Callable[..., None]
 _TRACED = (2, 4)
 
 
-def ended_by(error: Exception) -> dict[str, Any]:
-    """How a trial ended that raised, as its last line."""
+def ended_by(error: Exception | SystemExit) -> dict[str, Any]:
+    """How a trial ended that raised, as its last line; "kind" where the error is one of stoker's own."""
     if is_out_of_memory(error):
         end = "out of memory"
     elif may_be_out_of_memory(error):
         end = "doubtful"
     else:
         end = "error"
-    text = str(error) if isinstance(error, StokerError) else "".join(traceback.format_exception(error))
+    own = isinstance(error, StokerError)
+    text = str(error) if own else dotted.users_traceback(error)
     first = (str(error).strip().splitlines() or [""])[0]
-    return {"end": end, "reason": f"{type(error).__name__}: {first}", "traceback": text}
+    kind = type(error).__name__
+    return {"end": end, "reason": f"{kind}: {first}", "traceback": text, "kind": kind if own else ""}
 
 
 def _try(request: dict[str, Any], say: Say) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def described(workload: Workload) -> dict[str, Any]:
         if not (isinstance(error, StokerError) or is_out_of_memory(error)):
             raise  # it would fail in every trial: surfaces now
         return found | {"untraced": f"{type(error).__name__}: {error}"}
-    optimizer = {"states_per_weight": states_per_weight(workload.optimizer), "device": device.type}
+    optimizer = {"state_bytes": state_bytes(workload.optimizer), "device": device.type}
     return found | {"trace": seen | optimizer, "untraced": ""}
 
 
@@ -98,7 +102,8 @@ def _join(request: dict[str, Any]) -> None:
 def main() -> None:
     """The request is the first argument's file; the lines go to the second's."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    if hasattr(signal, "alarm"):  # should the parent be gone: not for ever
+    end_with(request["parent"])
+    if hasattr(signal, "alarm"):  # where the parent's end isn't noticed: not for ever
         signal.alarm(int(request["deadline_seconds"]) + 10)
     with Path(sys.argv[2]).open("w", encoding="utf-8", buffering=1) as lines:
 
@@ -107,7 +112,7 @@ def main() -> None:
 
         try:
             last = (_inspect if request["inspect"] else _try)(request, say)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             last = ended_by(error)
         say(**last)
     if torch.cuda.is_available():

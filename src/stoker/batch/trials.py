@@ -17,9 +17,9 @@ from typing import Any
 
 from stoker.batch.out_of_memory import crash_says_out_of_memory
 from stoker.batch.target import Maker
-from stoker.errors import RunError
+from stoker.errors import ConfigError, RunError, StokerError
 
-__all__ = ["Ending", "Trials", "environment"]
+__all__ = ["Ending", "Trials", "environment", "failure"]
 
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
 """Of glibc, which reads them as a process starts. Further arenas reserve address space, 64 MB a thread, that holds
@@ -45,6 +45,13 @@ class Ending:
     """The traceback, or the end of its output."""
 
 
+def failure(what: str, ending: Ending) -> StokerError:
+    """The error of a trial that can't go on: in stoker's own words where it raised it, else with the traceback."""
+    kind = ending.told.get("kind")
+    words = ending.text if kind else f"{ending.reason}\n{ending.text}"
+    return (ConfigError if kind == "ConfigError" else RunError)(f"{what}: {words}")
+
+
 def environment() -> dict[str, str]:
     """The allocator's settings in a trial; one that this process has been given stays."""
     return {key: os.environ.get(key, value) for key, value in _ALLOCATOR.items()}
@@ -61,10 +68,12 @@ class Trials:
     longest: int | None = None
 
     def inspect(self) -> dict[str, Any]:
-        """Unit, most, device, capacity and trace of the target. RunError with the traceback where it can't be made."""
+        """Unit, most, device, capacity and trace of the target. ConfigError where it isn't one, RunError with
+        the traceback where making it fails.
+        """
         (ending,) = self._run(1, {"inspect": True, "size": 0, "steps": 0, "limit_bytes": None})
         if ending.end != "ran":
-            raise RunError(f"the target '{self.maker.path}' can't be tried: {ending.reason}\n{ending.text}")
+            raise failure(f"the target '{self.maker.path}' can't be tried", ending)
         return ending.told
 
     def try_size(self, size: int, limit_bytes: int | None, steps: int | None = None) -> Ending:
@@ -77,7 +86,7 @@ class Trials:
         if ending.end == "doubtful":
             return self._settled(ending, request)
         if ending.end == "error":
-            raise RunError(f"the trial of size {size} failed, and not for memory: {ending.reason}\n{ending.text}")
+            raise failure(f"the trial of size {size} failed, and not for memory", ending)
         return ending
 
     def _settled(self, doubtful: Ending, request: dict[str, Any]) -> Ending:
@@ -86,15 +95,14 @@ class Trials:
             freed = _together(self._run(self.ranks, request | {"limit_bytes": None}))
             if freed.end == "ran":
                 return Ending("out of memory", {}, f"{doubtful.reason}; without the limit it runs", doubtful.text)
-        raise RunError(
-            f"the trial of size {size} failed, and not surely for memory"
-            f"{'' if limit is None else ' (it fails without the limit too)'}: {doubtful.reason}\n{doubtful.text}"
-        )
+        without = "" if limit is None else " (it fails without the limit too)"
+        raise failure(f"the trial of size {size} failed, and not surely for memory{without}", doubtful)
 
     def _run(self, ranks: int, request: dict[str, Any]) -> list[Ending]:
         with tempfile.TemporaryDirectory(prefix="stoker-trial-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             request = request | {
+                "parent": os.getpid(),
                 "maker": self.maker.path,
                 "arguments": list(self.maker.arguments),
                 "ranks": ranks,

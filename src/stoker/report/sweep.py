@@ -72,9 +72,7 @@ def _knees(knee: Json | None) -> list[Mark]:
 
 
 def _memory(found: Json) -> Iterator[Plot]:
-    seen = [(point["size"], point["peak_bytes"] / 1e9) for point in found["points"] if point["peak_bytes"]]
-    # Where a process's peak can't be counted anew, a size measured after a larger one shows that one's.
-    measured = [(size, peak) for i, (size, peak) in enumerate(seen) if peak <= min(more for _, more in seen[i:])]
+    measured = [(point["size"], point["peak_bytes"] / 1e9) for point in found["points"] if point["peak_bytes"]]
     if not measured:
         return
     marks = [Mark("", mark.at) for mark in _knees(found["knee"])]
