@@ -21,6 +21,7 @@ from tests.report import found
 runner = CliRunner()
 
 TRAIN = """
+import ctypes
 import os
 import sys
 import torch
@@ -50,6 +51,9 @@ def loud():
 
 def leaves():
     sys.exit(0)
+
+def crashes():
+    ctypes.string_at(0)
 """
 
 
@@ -273,6 +277,15 @@ def test_a_training_that_ends_the_process_is_an_error(train: str) -> None:
     done = runner.invoke(app, ["batch", "memory", f"{train}:leaves", "--json"])
     assert done.exit_code == 1
     assert "ended the process (sys.exit(0)): what runs a training" in json.loads(done.stdout)["text"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a crash is called is the system's affair")
+def test_a_training_whose_c_code_crashes_is_told_by_its_own_line(train: str) -> None:
+    """The process was gone, and not a word said where."""
+    command = [sys.executable, "-m", "stoker.cli", "batch", "memory", f"{train}:crashes"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGSEGV
+    assert 'train.py", line' in done.stderr and "in crashes" in done.stderr
 
 
 def test_a_page_that_can_not_be_written_is_said_before_anything_is_measured(train: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What surrounds each command of `stoker batch`: errors, output that stands alone, the page."""
 
+import faulthandler
 import json
 import math
 import os
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["aside", "framed", "show"]
 
+_STDOUT, _STDERR = 1, 2
+
 
 class _Terminated(SystemExit):
     """SIGTERM: what was begun is cleaned up, as for Ctrl-C."""
@@ -32,7 +35,10 @@ def framed(html: Path | None, as_json: bool) -> Iterator[None]:
     """Stoker's own errors in words, those of a user's function with their traceback; SIGTERM ends in order.
 
     A page that can't be written is an error before anything is measured, and so is a training that ends the process.
+    Where its C code crashes, its lines of Python are told on stderr.
     """
+    if not faulthandler.is_enabled():
+        faulthandler.enable(_STDERR)
     with _in_order():
         try:
             _check_page(html)
@@ -89,13 +95,13 @@ def aside() -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(redirect_stdout(sys.stderr))
         try:
-            kept = os.dup(1)
-            os.dup2(2, 1)
+            kept = os.dup(_STDOUT)
+            os.dup2(_STDERR, _STDOUT)
         except OSError:  # one of them is closed
             pass
         else:
             undo.callback(os.close, kept)
-            undo.callback(os.dup2, kept, 1)
+            undo.callback(os.dup2, kept, _STDOUT)
         yield
 
 

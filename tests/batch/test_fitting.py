@@ -206,6 +206,15 @@ def test_in_process() -> None:
     assert parts["states"].measured == 2 * weights + 4 * 4  # and a step count for each of four weights
 
 
+def test_a_training_that_refuses_one_example_is_told_to_begin_with_two() -> None:
+    made = small(capacity=8)
+    made.model.append(nn.BatchNorm1d(1, affine=False))
+    with pytest.raises(RunError, match="more than 1 value per channel") as caught:
+        fit(made, in_process=True, headroom=0.0)
+    assert "start = 2 (--start 2)" in caught.value.__notes__[0]
+    assert fit(made, in_process=True, headroom=0.0, start=2).size == 8
+
+
 def test_a_start_beyond_the_data_set_begins_at_its_end() -> None:
     assert fit(small(most=5), in_process=True, headroom=0.0, start=64).size == 5
     assert fit(small(), in_process=True, headroom=0.0, most=9).size == 9

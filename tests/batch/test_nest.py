@@ -144,10 +144,13 @@ def test_what_a_loss_takes_out_of_a_shell_stays_in_the_batch() -> None:
         made.pop("labels")
         assert made["x"] is batch["x"]
         assert "labels" in batch
-    inner = nest.shell(({"x": 1}, ["a"], None))
-    assert inner == ({"x": 1}, ["a"], None)
-    pair = namedtuple("pair", "x y")(torch.ones(1), None)
-    assert nest.shell(pair) is pair
+    inner = ({"x": X}, [3, 1, 2, 3], Pair({"y": Y}, None), Record(X, "a"))
+    made = nest.shell(inner)
+    made[0].pop("x")
+    made[1].clear()
+    made[2].x.pop("y")
+    made[3].x = None
+    assert inner[0]["x"] is X and inner[1] == [3, 1, 2, 3] and inner[2].x["y"] is Y and inner[3].x is X
 
 
 def test_tensors_are_found_in_every_kind_of_batch() -> None:

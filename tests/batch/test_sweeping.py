@@ -105,9 +105,17 @@ def test_heat_is_told() -> None:
     device = Device("throttled", 0.02, 0.001, jitter=0.002, slowdown=1.4, cool=2.0, heating=1.0)
     found = swept(device)
     assert found.drift == pytest.approx(0.4, abs=0.15)
-    assert any("longer while the device was measured" in warning for warning in found.warnings)
+    assert any("% longer while the device was measured" in warning for warning in found.warnings)
     assert found.knee is not None
     assert found.knee.size == pytest.approx(90, rel=0.2)
+
+
+def test_a_device_that_becomes_faster_is_said_to() -> None:
+    """It was "steps became -20% longer"."""
+    device = Device("throttled", 0.02, 0.001, jitter=0.002, slowdown=0.7, cool=2.0, heating=1.0)
+    found = swept(device)
+    assert found.drift == pytest.approx(-0.3, abs=0.15)
+    assert any(f"became {-found.drift:.0%} shorter while" in warning for warning in found.warnings)
 
 
 def test_a_size_that_fills_tiles_badly_is_told_and_not_recommended() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from stoker.batch import nest
 from stoker.errors import DataError, RunError
 
-__all__ = ["Shapes", "check_growth", "check_size", "numbers", "shapes_of"]
+__all__ = ["Shapes", "alone", "check_growth", "check_size", "numbers", "shapes_of"]
 
 Shapes = list[tuple[tuple[int, ...], str]]
 """Of every tensor of a batch: its lengths and its dtype's name."""
@@ -20,6 +20,11 @@ def shapes_of(batch: Any) -> Shapes:
 def numbers(shapes: Shapes) -> int:
     """How many there are in the batch."""
     return sum(math.prod(shape) for shape, _ in shapes)
+
+
+def alone(instead: str) -> str:
+    """A hint for the error of a training on one example; what fails for other reasons fails at every size."""
+    return f"one example alone may be what fails (BatchNorm refuses it): then {instead}"
 
 
 def check_size(shapes: Shapes, size: int, longest: int | None, unit: str) -> None:

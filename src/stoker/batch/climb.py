@@ -6,11 +6,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from stoker.batch import curve, judging
-from stoker.batch.asked import check_growth, check_size, numbers, shapes_of
+from stoker.batch.asked import alone, check_growth, check_size, numbers, shapes_of
 from stoker.batch.instruments import Instruments
 from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.batch.target import Target, Workload
+from stoker.batch.telling import OnPart
 from stoker.batch.timing import Effort, Timed, time_steps
+from stoker.errors import StokerError
 
 __all__ = ["LONGER", "Run", "climb", "refine"]
 
@@ -38,8 +40,7 @@ class Run:
     timed: dict[int, Timed] = field(default_factory=dict)
     ladder: tuple[int, ...] = ()
     """The sizes that were tried first: doublings, usually."""
-    on_part: Callable[[str, float | None], object] | None = None
-    """Told what was done, and about how many seconds all the rest will take; None: that isn't known."""
+    on_part: OnPart | None = None
     spent: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Seconds that timing a size took when it last was, and those of one of its steps."""
     elements: dict[int, int] = field(default_factory=dict)
@@ -68,8 +69,8 @@ class Run:
         try:
             timed = time_steps(self.step(size), size, self.instruments, self.effort)
         except Exception as error:
-            if size == 1:
-                error.add_note("one example alone may be what fails (BatchNorm refuses it): then sizes from 2 on")
+            if size == 1 and not isinstance(error, StokerError):
+                error.add_note(alone("sizes from 2 on"))
             raise
         self.spent[size] = self.instruments.clock() - start, timed.median
         what = f"{size:,}: {timed.median * 1e3:,.2f} ms/step, {size / timed.median:,.0f}/s"

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from stoker.batch.saved import storages
+from stoker.batch.saved import bytes_of
 from stoker.batch.speed import copy_bandwidth, matmul_peak
 
 __all__ = ["Counted", "Limits", "count", "limits"]
@@ -87,11 +87,5 @@ class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.dtypes.update({each.dtype: each.numel() for each in read})
         if name in LOOKUPS:
             read = written
-        self.moved += sum(map(_bytes, read)) + sum(map(_bytes, written))
+        self.moved += sum(map(bytes_of, read)) + sum(map(bytes_of, written))
         return result
-
-
-def _bytes(tensor: Tensor) -> int:
-    """An expanded tensor is no larger than its storage; a sparse one is its values and their places."""
-    held = sum(part.nbytes() for part in storages(tensor))
-    return held if tensor.layout is not torch.strided else min(tensor.numel() * tensor.element_size(), held)

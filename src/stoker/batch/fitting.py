@@ -13,14 +13,14 @@ import torch
 
 from stoker.batch.account import largest_layer, parts_of_peak
 from stoker.batch.agreement import Agreement
-from stoker.batch.asked import check_growth
+from stoker.batch.asked import alone, check_growth
 from stoker.batch.certificate import Fit, Trial, growth
 from stoker.batch.in_process import InProcess
 from stoker.batch.levers import levers_of
 from stoker.batch.search import Observation, Search
 from stoker.batch.target import Maker, Target
 from stoker.batch.trials import Ending, Trials, environment
-from stoker.errors import ConfigError, RunError, StokerError
+from stoker.errors import ConfigError, RunError
 from stoker.record.memory import available_bytes
 
 __all__ = ["Fit", "fit"]
@@ -172,9 +172,9 @@ class _Fitting:
         start = time.monotonic()
         try:
             ending = self.agreement.reached(lambda: self.runner.try_size(size, limit, steps))
-        except StokerError as error:
+        except RunError as error:
             if size == 1 and not self.trials:
-                error.add_note("one example alone may be what fails (BatchNorm refuses it): then start = 2 (--start 2)")
+                error.add_note(alone("start = 2 (--start 2)"))
             raise
         told = ending.told if ending.end == "ran" else {}
         trial = Trial(

@@ -4,13 +4,13 @@ A model is known by its config alone, without torch, and so are the models of a 
 training is traced.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.batch.levers import TracedLever, levers_of
 from stoker.batch.roles import roles_of
+from stoker.batch.telling import OnPart
 from stoker.config.schema import RunConfig
 from stoker.errors import ConfigError
 from stoker.memory import Breakdown, Lever, Setup, levers, predict, shape_of, together
@@ -83,7 +83,7 @@ def of_target(
     target: "Workload",
     size: int,
     capacity: float | None = None,
-    on_part: Callable[[str, float | None], object] | None = None,
+    on_part: OnPart | None = None,
 ) -> Footprint:
     """Of any training that shows its model and loss: its forward pass is traced, and left as it was.
 

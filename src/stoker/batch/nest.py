@@ -34,7 +34,7 @@ def leaves(batch: Any, path: str = "") -> dict[str, Any]:
 
 def tensors(batch: Any) -> list[Tensor]:
     """The tensors in a batch, also in an object that is none of the containers but has attributes."""
-    found = [*leaves(batch).values()]
+    found = list(leaves(batch).values())
     if len(found) == 1 and found[0] is batch and not isinstance(batch, Tensor) and hasattr(batch, "__dict__"):
         found = [leaf for value in vars(batch).values() for leaf in leaves(value).values()]
     return [leaf for leaf in found if isinstance(leaf, Tensor)]

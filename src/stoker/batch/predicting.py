@@ -73,7 +73,9 @@ def _by_name(name: str, found: Trace, element: float) -> float:
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer, found: Trace, element: float) -> tuple[str, Optimizer, float]:
-    """Its name, what its kind's steps take, and bytes of its states: those of a twin, else by the kind."""
+    """Its name, what its kind's steps take (of an unknown one: as AdamW's), and bytes of its states: those of a twin,
+    else by the kind.
+    """
     name = _kind(optimizer)
     measured = state_bytes(optimizer)
     if measured is not None:

@@ -22,6 +22,7 @@ from stoker.batch.out_of_memory import is_out_of_memory
 from stoker.batch.proof import Cause, Proof, Split, Trial
 from stoker.batch.prove_ranks import over_ranks, rank_causes
 from stoker.batch.target import Maker, Target
+from stoker.batch.telling import OnPart
 from stoker.errors import ConfigError
 
 __all__ = ["prove"]
@@ -38,7 +39,7 @@ RANKS_START_S = 6.0
 class _Going:
     """How far a proof is: in passes over the whole batch, and in ranks that must start."""
 
-    tell: Callable[[str, float | None], object] | None
+    tell: OnPart | None
     passes: int
     starts: int
     done: int = 0
@@ -59,7 +60,7 @@ def prove(
     splits: Sequence[int] | None = None,
     ranks: Sequence[int] | None = None,
     deadline_s: float = 300.0,
-    on_part: Callable[[str, float | None], object] | None = None,
+    on_part: OnPart | None = None,
 ) -> Proof:
     """Split one batch of `size` examples every way that is asked for, and compare gradients.
 

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from stoker.batch.asked import check_size, numbers, shapes_of
 from stoker.batch.limits import Meter
-from stoker.batch.saved import storages
+from stoker.batch.saved import bytes_of
 from stoker.batch.target import Target, Workload
 from stoker.errors import DataError, RunError
 
@@ -113,16 +113,8 @@ def parts_of(target: Target) -> dict[str, int]:
     weights = target.weights()
     states = [value for state in target.optimizer.state.values() for value in state.values()]
     return {
-        "weights": _bytes(weights),
-        "gradients": _bytes(weight.grad for weight in weights if weight.grad is not None),
-        "states": _bytes(value for value in tree_leaves(states) if isinstance(value, Tensor)),
-        "buffers": _bytes(target.model.buffers()),
+        "weights": sum(map(bytes_of, weights)),
+        "gradients": sum(bytes_of(weight.grad) for weight in weights if weight.grad is not None),
+        "states": sum(bytes_of(value) for value in tree_leaves(states) if isinstance(value, Tensor)),
+        "buffers": sum(map(bytes_of, target.model.buffers())),
     }
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Sparse ones too, which have no size of their own."""
-    return sum(
-        tensor.nbytes if tensor.layout is torch.strided else sum(part.nbytes() for part in storages(tensor))
-        for tensor in tensors
-    )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["SavedTensors", "storages"]
+__all__ = ["SavedTensors", "bytes_of", "storages"]
 
 
 class SavedTensors:
@@ -98,3 +98,9 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
         rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
         inner = (tensor.crow_indices(), tensor.col_indices()) if rows else (tensor.ccol_indices(), tensor.row_indices())
         yield from (part.untyped_storage() for part in (*inner, tensor.values()))
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """Of its elements: no more than its storage where it is expanded; a sparse one's values and their places."""
+    held = sum(part.nbytes() for part in storages(tensor))
+    return min(tensor.numel() * tensor.element_size(), held) if tensor.layout is torch.strided else held

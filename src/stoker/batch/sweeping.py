@@ -3,7 +3,7 @@
 `sweep(target)` runs complete optimizer steps, and leaves a `Target` as it was; what a `Maker` makes is thrown away.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ from stoker.batch.ranges import remarks
 from stoker.batch.remedies import At, compiled, larger_batch, loader_remedies
 from stoker.batch.swept import DATA_BOUND, DataShare, Point, Remedy, Roofline, Sweep, Verdict
 from stoker.batch.target import Maker, Target, Workload
+from stoker.batch.telling import OnPart
 from stoker.batch.timing import Effort, Loaded, Settled, Timed, settle, time_loader, time_steps
 from stoker.errors import ConfigError
 
@@ -44,17 +45,16 @@ def sweep(
     scenario: str | None = None,
     effort: Effort | None = None,
     instruments: Instruments | None = None,
-    on_part: Callable[[str, float | None], object] | None = None,
+    on_part: OnPart | None = None,
 ) -> Sweep:
     """Measures, fits and judges; see `Sweep`.
 
-    `target`: one, or where to find a function that makes one (`file.py:function`).
-    `sizes`: in the target's unit, ascending; None: 1, 2, 4, ... until memory ends, `largest` or the target's `most` is
-    reached, or three doublings gained nothing. `present`: the size in use. `loader`: the options in use, for a target
-    that shows its loader. `compile_model`: try torch.compile (it can take minutes); None: where steps are launch-bound.
-    `roofline`: also measure the device's peak and bandwidth. `scenario`: one of `ranges.SCENARIOS`. `on_part`: told
-    what was done (a size timed, most are several times; a remedy tried), and about how many seconds are left, None
-    where that isn't known.
+    `target`: one, or where to find a function that makes one (`file.py:function`). `sizes`: in the target's unit,
+    ascending; None: 1, 2, 4, ... until memory ends, `largest` or the target's `most` is reached, or three doublings
+    gained nothing. `present`: the size in use. `loader`: the options in use, for a target that shows its loader.
+    `compile_model`: try torch.compile (it can take minutes); None: where steps are launch-bound. `roofline`: also
+    measure the device's peak and bandwidth. `scenario`: one of `ranges.SCENARIOS`. `on_part`: told of
+    each size that was timed (most are several times) and each remedy that was tried.
     Errors of the target that aren't a lack of memory pass through; ConfigError where not even the smallest size runs.
     """
     if scenario is not None:

@@ -7,7 +7,7 @@ seen here: `stoker.batch.fit` measures the peak of complete steps.
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from stoker.batch import nest
 from stoker.batch.saved import SavedTensors, storages
 from stoker.batch.scalar import scalar
 from stoker.batch.target import Target
+from stoker.batch.telling import OnPart
 from stoker.errors import ConfigError
 
 __all__ = ["LayerTrace", "Trace", "trace"]
@@ -113,9 +114,7 @@ class Trace:
         ])  # fmt: skip
 
 
-def trace(
-    target: Target, sizes: tuple[int, int] = (2, 4), *, on_part: Callable[[str, float | None], object] | None = None
-) -> Trace:
+def trace(target: Target, sizes: tuple[int, int] = (2, 4), *, on_part: OnPart | None = None) -> Trace:
     """What `target` holds, from its forward pass at two sizes of batch, in the mode that the model is in.
 
     `on_part`: told of each size when it has been traced, and about how many seconds are left.
