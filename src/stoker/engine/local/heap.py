@@ -2,8 +2,8 @@
 
 glibc gives every large block back to the system as it is freed and asks for it again at the next layer: an update of
 SmolLM2 in bfloat16 had a million pages mapped and cleared, a third of its time; steps of a model of 0.9 million
-weights took half as long with this. The price is a heap with holes: of that small model 440 to 520 MiB at the peak instead of
-284, of SmolLM2, whose weights and states outweigh them, next to nothing.
+weights took half as long with this. The price is a heap with holes: of that small model 440 to 520 MiB at the peak
+instead of 284, of SmolLM2, whose weights and states outweigh them, next to nothing.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from functools import cache
 __all__ = ["keep_freed_memory"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of malloc.h
-_NEVER, _PAD_BYTES = 2**31 - 1, 64 * 2**20
+_NEVER, _PAD_BYTES = 2**31 - 1, 4 * 2**20
 _CHOSEN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 """What glibc reads as a process starts."""
 
