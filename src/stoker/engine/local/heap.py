@@ -14,7 +14,7 @@ from functools import cache
 __all__ = ["keep_freed_memory"]
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of malloc.h
-_NEVER, _PAD_BYTES = 2**31 - 1, 64 * 2**20
+_NEVER, _PAD_BYTES = 2**31 - 1, 4 * 2**20
 _CHOSEN = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 """What glibc reads as a process starts."""
 

@@ -1,10 +1,11 @@
 """A decoder's matrix products on CPU: which of the equal ways to compute them is the fastest there.
 
-bfloat16 weights are packed once for each decoder, those with the same input together: at 1 to 64 rows a plain product
-takes 1.2 to 1.8 times as long, most of it spent on laying out the same weights again. The copy is as large as the
-weights and lives as long as the decoder: one `collect`. With AMX `tiles.h` multiplies, which at 1 to 32 rows takes
-0.7 of oneDNN's time, because it reads ahead; else oneDNN does. float32 weights stay where they are: with AVX-512
-`dots.h` multiplies, which at 4 to 24 rows takes 0.3 (a head) to 0.9 of MKL's time, and as long with one row or 64.
+With AVX-512 `dots.h` multiplies by weights where they lie. In float32 that takes 0.6 to 0.8 of MKL's time at 4 to 24
+rows, and as long with one row or 64; in bfloat16 0.5 to 0.8 of oneDNN's, whose weights are packed before, at any number up
+to 64. With AMX bfloat16 weights are packed for `tiles.h`, which at 1 to 32 rows takes 0.7 of oneDNN's time, because it
+reads ahead. Where neither serves oneDNN packs them, those with the same input together: a plain product takes 1.2 to
+1.8 times as long, most of it spent on laying out the same weights again. A packed copy is as large as the weights and
+lives as long as the decoder: one `collect`.
 """
 
 from collections.abc import Callable, Sequence
