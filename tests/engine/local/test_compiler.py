@@ -140,7 +140,7 @@ def test_products_in_tiles_are_the_plain_ones(rows: int, bias: bool) -> None:
         torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-4)  # rounded once
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 12, 13, 64, 65])
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 12, 13, 64, 65, 129])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()

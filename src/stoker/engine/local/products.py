@@ -1,8 +1,8 @@
 """A decoder's matrix products on CPU: which of the equal ways to compute them is the fastest there.
 
 With AVX-512 `dots.h` multiplies by weights where they lie. In float32 that takes 0.6 to 0.8 of MKL's time at 4 to 24
-rows, and as long with one row or 64; in bfloat16 0.5 to 0.8 of oneDNN's, whose weights are packed before, at any number up
-to 64. With AMX bfloat16 weights are packed for `tiles.h`, which at 1 to 32 rows takes 0.7 of oneDNN's time, because it
+rows, and as long with one row or 64; in bfloat16 0.5 to 0.9 of oneDNN's, whose weights are packed before, up to 96. With
+AMX bfloat16 weights are packed for `tiles.h`, which at 1 to 32 rows takes 0.7 of oneDNN's time, because it
 reads ahead. Where neither serves oneDNN packs them, those with the same input together: a plain product takes 1.2 to
 1.8 times as long, most of it spent on laying out the same weights again. A packed copy is as large as the weights and
 lives as long as the decoder: one `collect`.
@@ -26,7 +26,7 @@ Product = Callable[[Tensor], Sequence[Tensor]]
 _TILES = "tiles"
 _DEPTH, _OUTPUTS = 32, 32
 """Inputs and outputs that tiles.h packs together."""
-_TILED_ROWS, _ROWS = 512, 64
+_MOST_ROWS = {_TILES: 512, "rows_float32": 64, "rows_bfloat16": 128}
 """Beyond these a plain product, which blocks its inputs for the processor's cache, is as fast or faster."""
 _FEW_ROWS = 128
 _TALL, _PIECE, _PIECE_TURNED = 16384, 1024, 4096
@@ -90,7 +90,7 @@ class CompiledProduct:
         """What the compiled functions' names end in."""
         self.matrices = (Matrix * len(modules))()
         """One for each map, for as long as this object is there; in tiles `outputs` is rounded up."""
-        self.most_rows = _TILED_ROWS if kind == _TILES else _ROWS
+        self.most_rows = _MOST_ROWS[kind]
         self._threads = torch.get_num_threads()
         self._widths = [module.out_features for module in modules]
         self._apart = _apart(modules)
