@@ -1,8 +1,8 @@
 """A decoder's matrix products on CPU: which of the equal ways to compute them is the fastest there.
 
 With AVX-512 `dots.h` multiplies by weights where they lie. In float32 that takes 0.6 to 0.8 of MKL's time at 4 to 24
-rows, and as long with one row or 64; in bfloat16 0.5 to 0.9 of oneDNN's, whose weights are packed before, up to 96. With
-AMX bfloat16 weights are packed for `tiles.h`, which at 1 to 32 rows takes 0.7 of oneDNN's time, because it
+rows, and as long with one row or 64; in bfloat16 0.5 to 0.9 of oneDNN's, whose weights are packed before, up to 96.
+With AMX bfloat16 weights are packed for `tiles.h`, which at 1 to 32 rows takes 0.7 of oneDNN's time, because it
 reads ahead. Where neither serves oneDNN packs them, those with the same input together: a plain product takes 1.2 to
 1.8 times as long, most of it spent on laying out the same weights again. A packed copy is as large as the weights and
 lives as long as the decoder: one `collect`.
