@@ -17,7 +17,7 @@ from typing import Any
 from bench.common import ROOT, arguments, finish
 from bench.fit_models import MODELS, OUT_OF_MEMORY, maker
 from stoker.batch.fitting import fit
-from stoker.batch.trials import environment
+from stoker.batch.trials import least_memory
 
 MIB = 2**20
 HEADROOM = 0.005
@@ -35,7 +35,7 @@ def installed() -> None:
 
 def child(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, env={**os.environ, **environment()}, text=True,
+        [sys.executable, "-m", *command], cwd=ROOT, env={**os.environ, **least_memory()}, text=True,
         capture_output=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 

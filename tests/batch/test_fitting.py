@@ -27,6 +27,7 @@ class Device:
 
     def __init__(self, fails: Callable[[int, int], str | None] = lambda size, trial: None, *, blind: bool = False):
         self.fails, self.blind, self.tried = fails, blind, []
+        self.environment = {"MALLOC_ARENA_MAX": "1"}
 
     def try_size(self, size: int, limit_bytes: int | None, steps: int | None = None) -> Ending:
         self.tried.append((size, limit_bytes, steps or 3))

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from stoker.batch.target import Maker
-from stoker.batch.trials import Ending, Trials, _ending, _together, environment
+from stoker.batch.trials import Ending, Trials, _ending, _together, least_memory
 from stoker.errors import ConfigError, RunError
 
 TARGETS = str(Path(__file__).with_name("fit_targets.py"))
@@ -169,4 +169,4 @@ def _until(true: Callable[[], object], seconds: float = 60.0) -> None:
 def test_the_users_allocator_settings_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    assert environment() == {"MALLOC_ARENA_MAX": "4", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    assert least_memory() == {"MALLOC_ARENA_MAX": "4", "MALLOC_MMAP_THRESHOLD_": "131072"}

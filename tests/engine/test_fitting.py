@@ -31,6 +31,7 @@ def test_the_trials_get_the_run_with_the_longest_prompt_of_its_task(
     assert asked["path"] == "stoker.engine.target:make"
     assert asked["config"] == config.model_copy(update={"task": task})
     assert asked["limit_bytes"] == pytest.approx(host_limit(), rel=0.2)
+    assert "MALLOC_MMAP_THRESHOLD_" not in asked["environment"]  # the run has none either: it keeps freed memory
 
 
 def test_nothing_fits_is_said_with_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

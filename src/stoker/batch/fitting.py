@@ -19,7 +19,7 @@ from stoker.batch.in_process import InProcess
 from stoker.batch.levers import levers_of
 from stoker.batch.search import Observation, Search
 from stoker.batch.target import Maker, Target
-from stoker.batch.trials import Ending, Trials, environment
+from stoker.batch.trials import Ending, Trials, least_memory
 from stoker.errors import ConfigError, RunError
 from stoker.record.memory import available_bytes
 
@@ -34,6 +34,8 @@ _BOUNDS = {"out of memory": "memory", "killed": "host memory", "deadline": "dead
 
 
 class _Runner(Protocol):
+    @property
+    def environment(self) -> Mapping[str, str]: ...
     def inspect(self) -> dict[str, Any]: ...
     def try_size(self, size: int, limit_bytes: int | None, steps: int | None = None) -> Ending: ...
 
@@ -51,6 +53,7 @@ def fit(
     steps: int = 3,
     precision: float = 0.01,
     deadline_seconds: float = 600.0,
+    environment: Mapping[str, str] | None = None,
     on_trial: Callable[[Trial, int | None], None] | None = None,
 ) -> Fit:
     """The largest size of `target` whose complete optimizer steps run, certified.
@@ -64,7 +67,9 @@ def fit(
     `ranks`: processes side by side on this host, who all must run. Where torch.distributed is initialised, every
     process of the group calls this, and they agree on the smallest.
     `steps`: of each trial, at least 2. `precision`: the limit is known to this fraction, and to the unit below its
-    inverse. `deadline_seconds`: of each trial. `on_trial`: told of each as it ends, with about how many are left.
+    inverse. `deadline_seconds`: of each trial. `environment`: variables of trial processes, for the C library's
+    allocator; None: with which a CPU's memory is the least and steady (docs/fit.md).
+    `on_trial`: told of each as it ends, with about how many are left.
 
     Raises ConfigError where the arguments don't fit together or the target isn't one, RunError where not even one unit
     fits, and with the traceback where a trial fails for anything but memory.
@@ -76,17 +81,8 @@ def fit(
         )
     if in_process and ranks > 1:
         raise ConfigError(f"in_process = True, ranks = {ranks}: one process is one rank")
-    target = Maker(target) if isinstance(target, str) else target
-    runner: _Runner
-    if in_process and isinstance(target, Target):
-        runner = InProcess(target, steps, longest)
-    elif not in_process and isinstance(target, Maker):
-        runner = Trials(target, ranks, steps, deadline_seconds, longest)
-    else:
-        raise ConfigError(
-            "in_process = True needs a Target that is in this process. Without it a trial makes a target of its own: "
-            "give the path of a function that does, 'file.py:function'"
-        )
+    settings = least_memory() if environment is None else environment
+    runner = _runner(target, in_process, steps, longest, ranks, deadline_seconds, settings)
     agreement = Agreement()
     found = agreement.all_have(runner.inspect)
     limit = agreement.smallest(_default_limit(found, ranks, in_process) if limit_bytes is None else limit_bytes)
@@ -98,6 +94,26 @@ def fit(
     headroom *= capacity is not None  # else there is nothing to take it from, and the certificate says so
     seek = Search(max(start, least), largest, capacity, precision, least)
     return _Fitting(runner, found, seek, limit, headroom, ranks, in_process, agreement, on_trial).certified()
+
+
+def _runner(
+    target: Target | Maker | str,
+    in_process: bool,
+    steps: int,
+    longest: int | None,
+    ranks: int,
+    deadline_seconds: float,
+    environment: Mapping[str, str],
+) -> _Runner:
+    if in_process and isinstance(target, Target):
+        return InProcess(target, steps, longest)
+    if not in_process and isinstance(target, Maker | str):
+        maker = Maker(target) if isinstance(target, str) else target
+        return Trials(maker, ranks, steps, deadline_seconds, longest, environment)
+    raise ConfigError(
+        "in_process = True needs a Target that is in this process. Without it a trial makes a target of its own: "
+        "give the path of a function that does, 'file.py:function'"
+    )
 
 
 def _default_limit(found: Mapping[str, Any], ranks: int, in_process: bool) -> int | None:
@@ -227,7 +243,7 @@ class _Fitting:
             limiting=max(sized, key=lambda part: part.measured or 0).name if sized else None,
             largest_layer=largest_layer(trace, size),
             levers=levers,
-            environment={} if self.in_process or torch.device(self.found["device"]).type != "cpu" else environment(),
+            environment=self.runner.environment if torch.device(self.found["device"]).type == "cpu" else {},
             notes=self._notes(size, failed),
         )
 

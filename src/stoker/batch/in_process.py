@@ -5,8 +5,9 @@ Trials in processes of their own are the rule: a library that ends its process f
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ _PLAIN = (bool, int, float, str, type(None))
 
 class InProcess:
     """Runs trials of a target here. The same verbs as `stoker.batch.trials.Trials`."""
+
+    environment: Mapping[str, str] = MappingProxyType({})
+    """None but this process's."""
 
     def __init__(self, target: Target, steps: int, longest: int | None) -> None:
         self._target, self._steps, self._longest = target, steps, longest

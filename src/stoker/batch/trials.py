@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from stoker.batch.out_of_memory import crash_says_out_of_memory
 from stoker.batch.target import Maker
 from stoker.errors import ConfigError, RunError, StokerError
 
-__all__ = ["Ending", "Trials", "environment", "failure"]
+__all__ = ["Ending", "Trials", "failure", "least_memory"]
 
 _ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
 """Of glibc, which reads them as a process starts. Further arenas reserve address space, 64 MB a thread, that holds
@@ -52,7 +53,7 @@ def failure(what: str, ending: Ending) -> StokerError:
     return (ConfigError if kind == "ConfigError" else RunError)(f"{what}: {words}")
 
 
-def environment() -> dict[str, str]:
+def least_memory() -> dict[str, str]:
     """The allocator's settings in a trial; one that this process has been given stays."""
     return {key: os.environ.get(key, value) for key, value in _ALLOCATOR.items()}
 
@@ -66,6 +67,8 @@ class Trials:
     steps: int = 2
     deadline_seconds: float = 600
     longest: int | None = None
+    environment: Mapping[str, str] = field(default_factory=least_memory)
+    """Of its processes, beside what this one has."""
 
     def inspect(self) -> dict[str, Any]:
         """Unit, most, device, capacity and trace of the target. ConfigError where it isn't one, RunError with
@@ -113,7 +116,7 @@ class Trials:
             (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
             started: list[subprocess.Popen[bytes]] = []
             try:
-                started += [_start(folder, rank, ranks) for rank in range(ranks)]
+                started += [_start(folder, rank, ranks, self.environment) for rank in range(ranks)]
                 in_time = _wait(started, folder, time.monotonic() + self.deadline_seconds)
             finally:
                 ended = [_end(process) for process in started]
@@ -124,7 +127,7 @@ class Trials:
             ]
 
 
-def _start(folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
+def _start(folder: Path, rank: int, ranks: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
     with (folder / f"output-{rank}").open("wb") as output:
         return subprocess.Popen(
@@ -132,7 +135,7 @@ def _start(folder: Path, rank: int, ranks: int) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment(), **group},
+            env={**os.environ, **environment, **group},
             start_new_session=True,  # its workers end with it
         )
 

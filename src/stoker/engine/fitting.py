@@ -21,6 +21,8 @@ PRECISION = 0.05
 """To which the limit is looked for: freed memory stays with the process and has holes (heap.py), so that the peaks of
 equal steps differ by as much on a CPU, and a step of a run takes long.
 """
+ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
+"""Else as in the run, which keeps freed memory (heap.py) unless the user's environment has settings of its own."""
 DEADLINE_SECONDS = 3600.0
 """Of one trial. On a CPU a step of a large run takes minutes, and a trial has several."""
 
@@ -44,6 +46,7 @@ def fit_microbatch(
                 steps=2,  # the workload's optimizers hold their states from the first on
                 precision=PRECISION,
                 deadline_seconds=DEADLINE_SECONDS,
+                environment=ENVIRONMENT,
                 on_trial=on_trial,
             )
         except RunError as error:
