@@ -218,6 +218,18 @@ def test_low_precision_is_as_close_as_transformers(name: str, width: int, librar
     assert torch.stack(ours).square().mean() < 1.2 * torch.stack(theirs).square().mean()
 
 
+@torch.no_grad()
+def test_more_rows_than_a_whole_step_is_for_go_part_by_part(library: Library | None) -> None:
+    model = build(DENSE["qwen3"])
+    many, few = decoder_of(model, library), decoder_of(model, library)
+    for decoder, rows in ((many, 70), (few, 2)):
+        decoder.enter([(1, 2, 3)] * rows)
+    for token in (4, 5):
+        found = many.logits(many.step(torch.full((70,), token)))
+        expected = few.logits(few.step(torch.full((2,), token)))
+        torch.testing.assert_close(found, expected[:1].expand(70, -1), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_a_weight_that_is_no_number_shows_in_the_logits(dtype: torch.dtype, library: Library | None) -> None:
