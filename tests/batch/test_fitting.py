@@ -108,7 +108,11 @@ def test_peaks_that_differ_from_process_to_process_take_more_runs_to_certify() -
     assert [steps for size, _, steps in device.tried if size == found.size].count(5) > 1
     assert found.peak_bytes == max(one.peak_bytes for one in found.trials if one.size == found.size)
     assert "not steady" in found.notes[0]
-    assert len([one for one in fitted(Device()).trials if one.steps == 5]) == 1
+
+
+@pytest.mark.parametrize(("headroom", "runs"), [(0.05, 1), (0.0, 4)])
+def test_a_size_that_leaves_next_to_nothing_free_takes_more_runs_to_certify(headroom: float, runs: int) -> None:
+    assert len([one for one in fitted(Device(), headroom=headroom).trials if one.steps == 5]) == runs
 
 
 def test_peer_fault_25_larger_than_the_data_set_is_never_tried() -> None:

@@ -29,7 +29,7 @@ _CERTIFYING_STEPS = 5
 """More than a trial's: an allocator's holes still grow for some steps."""
 _CERTIFYING_RUNS = 4
 _STEADY = 0.01
-"""Share of the limit that the peaks of one size may lie apart, for one certifying run to be enough."""
+"""Share of the limit that the peaks of one size may lie apart, and must leave free, for one certifying run to do."""
 _BOUNDS = {"out of memory": "memory", "killed": "host memory", "deadline": "deadline"}
 
 
@@ -153,17 +153,23 @@ class _Fitting:
         return self._certificate(whole if self.headroom else search, search.answer)
 
     def _runs_again(self, size: int, limit: int | None) -> bool:
-        """Once; and where the same steps take another peak in each process, so often that chance can't certify."""
+        """Once; and where chance could decide so often that it can't certify: the same steps take another peak in each
+        process, or leave so little free that the next process's might not fit.
+        """
         for _ in range(_CERTIFYING_RUNS):
             if not self._try(size, limit, _CERTIFYING_STEPS).ran:
                 return False
-            if self._spread(size) <= _STEADY * (self.seek.limit_bytes or 0):
+            capacity, peaks = self.seek.limit_bytes or 0, self._peaks(size)
+            if self._spread(size) <= _STEADY * capacity and max(peaks, default=0) <= (1 - _STEADY) * capacity:
                 break
         return True
 
+    def _peaks(self, size: int) -> list[int]:
+        return [one.peak_bytes for one in self.trials if one.size == size and one.peak_bytes is not None]
+
     def _spread(self, size: int) -> int:
         """Bytes between the least and the largest peak of that size."""
-        peaks = [one.peak_bytes for one in self.trials if one.size == size and one.peak_bytes is not None]
+        peaks = self._peaks(size)
         return max(peaks) - min(peaks) if peaks else 0
 
     def _searched(self, search: Search, limit: int | None) -> Search:
@@ -213,7 +219,7 @@ class _Fitting:
 
     def _certificate(self, whole: Search, size: int) -> Fit:
         last, trace = self.trials[-1], self.found["trace"]
-        peak = max((one.peak_bytes or 0 for one in self.trials if one.size == size), default=0) or None
+        peak = max(self._peaks(size), default=None)
         ran = [trial for trial in self.trials if trial.ran]
         parts = parts_of_peak(trace, self.told["parts"], ran, size, peak)
         failed = next((one for one in self.trials if one.size == whole.first_failed and not one.ran), None)

@@ -227,7 +227,7 @@ def test_more_rows_than_a_whole_step_is_for_go_part_by_part(library: Library | N
     for token in (4, 5):
         found = many.logits(many.step(torch.full((70,), token)))
         expected = few.logits(few.step(torch.full((2,), token)))
-        torch.testing.assert_close(found, expected[:1].expand(70, -1), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found, expected[:1].expand(70, -1), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
