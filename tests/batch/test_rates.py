@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from stoker.batch.changing import ChangingBatches
 from stoker.batch.horizons import Horizon
 from stoker.batch.rates import RateFollower, kind_of
-from stoker.batch.stages import Stages
+from stoker.batch.stages import Ramp, Stages
+from stoker.batch.warmup import WarmupWatch
 from stoker.errors import ConfigError
 
 
@@ -92,3 +94,46 @@ def test_kinds_are_told_by_class() -> None:
 def test_muon_is_warned_of() -> None:
     (made,) = RateFollower(torch.optim.Muon([nn.Parameter(torch.ones(2, 2))]), Horizon(10), 4).rescaled(8)
     assert "no rule for Muon" in made.warnings[0]
+
+
+class Run:
+    """A training with everything in it: changing batches, workers that fetch ahead, rate, watch."""
+
+    def __init__(self, workers: int) -> None:
+        torch.manual_seed(0)
+        inputs = torch.randn(60, 3)
+        data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+        self.model = nn.Linear(3, 1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
+        self.batches = ChangingBatches(60, Ramp(4, 16, over=90), granularity="step", seed=2)
+        self.loader = DataLoader(data, batch_sampler=self.batches, num_workers=workers)
+        self.rate = RateFollower(self.optimizer, Horizon(240, 20), 8)
+        self.watch = WarmupWatch(20)
+        self.parts = (self.model, self.optimizer, self.batches, self.watch)
+
+    def train(self, updates: int) -> list[float]:
+        losses = []
+        while True:
+            for inputs, wanted in self.batches.through(self.loader):
+                self.optimizer.zero_grad()
+                loss = (self.model(inputs) - wanted).square().mean()
+                loss.backward()
+                self.watch(
+                    float(nn.utils.get_total_norm(p.grad for p in self.model.parameters())), self.batches.samples
+                )
+                self.rate.set(self.batches.samples, self.batches.handed)
+                self.optimizer.step()
+                losses.append(float(loss.detach()))
+                if len(losses) == updates:
+                    return losses
+
+
+@pytest.mark.parametrize(("workers", "stop"), [(0, 3), (0, 9), (2, 5), (2, 12)])
+def test_an_interrupted_training_is_the_uninterrupted_one(workers: int, stop: int) -> None:
+    whole = Run(0).train(20)
+    before = Run(workers)
+    losses = before.train(stop)
+    after = Run(workers)
+    for new, old in zip(after.parts, before.parts, strict=True):
+        new.load_state_dict(copy.deepcopy(old.state_dict()))
+    assert losses + after.train(20 - stop) == whole

@@ -50,7 +50,7 @@ def test_malladi_and_where_it_ends() -> None:
 @given(st.floats(0.5, 0.9999), st.floats(0.05, 50))
 def test_half_life_in_examples_stays(beta: float, kappa: float) -> None:
     now, _ = half_life_betas((beta, beta), kappa)
-    assert kappa * np.log(0.5) / np.log(now) == pytest.approx(np.log(0.5) / np.log(beta)) if now else True
+    assert kappa * np.log(0.5) / np.log(now) == pytest.approx(np.log(0.5) / np.log(beta))
 
 
 @given(st.integers(1, 4096), st.integers(1, 4096))
