@@ -48,6 +48,13 @@ def test_norms_that_fall_slowly_pass_the_running_median() -> None:
     assert str(watch).startswith("gradient norms of the first 20 updates: 100 70.7 57.7 50")
 
 
+def test_norms_that_grow_slowly_pass_too() -> None:
+    """A median of all of them would be left behind; of the last 64 it is a factor of 1.9."""
+    watch = WarmupWatch(1000)
+    for update in range(300):
+        watch(1.02**update, update)
+
+
 def test_without_a_gradient_nothing_is_learnt_about_norms() -> None:
     watch = WarmupWatch(1000)
     for update in range(20):
