@@ -6,11 +6,11 @@ A micro-batch is what one rank's forward and backward hold, an update one optimi
 ranks of tensor parallelism share a micro-batch: they multiply devices, not examples.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stoker.batch.scaling import rate_factor
 from stoker.errors import ConfigError
 
 __all__ = ["Scope", "follow", "from_update", "predicted_all_reduce_s"]
@@ -154,10 +154,10 @@ def from_update(
 
 def follow(learning_rate: float, before: Scope, now: Scope) -> dict[str, float]:
     """The learning rate for another global batch, by rule: "sqrt" for Adam and its kin (Malladi et al. 2022), "linear"
-    for SGD (Goyal et al. 2017). It follows examples per update alone, whatever made them.
+    for SGD (Goyal et al. 2017). It follows examples per update alone, whatever made them. `scaling.rescale` says more.
     """
     kappa = now.examples_per_update / before.examples_per_update
-    return {"sqrt": learning_rate * math.sqrt(kappa), "linear": learning_rate * kappa}
+    return {"sqrt": learning_rate * rate_factor("sqrt", kappa), "linear": learning_rate * rate_factor("linear", kappa)}
 
 
 def predicted_all_reduce_s(size: float, ranks: int, bandwidth: float, latency_s: float, calls: int = 1) -> float:

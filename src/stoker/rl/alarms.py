@@ -1,8 +1,8 @@
 """What a step's record says that the user should act on: a kind, told once in a run, and a text with the way out."""
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
+from stoker.batch.warmup import running_median
 from stoker.config.schema import RunConfig
 from stoker.rl.kl import ALARM_HIGH, alarm
 from stoker.rl.state import RunState
@@ -12,8 +12,6 @@ __all__ = ["raised", "warmup_spike"]
 MANY_EQUAL_GROUPS = 0.8
 MANY_EMPTY = 0.1
 MANY_UNPARSED = 0.9
-NORMS_NEEDED = 8
-"""Steps before a running median of the gradient norm means anything."""
 
 Alarm = tuple[str, str]
 
@@ -84,10 +82,8 @@ def warmup_spike(norm: float, past: Sequence[float], ratio: float) -> str | None
 
     A fault of the rate shows late in a linear warm-up, when the rate is no longer tiny, so the whole of it is watched.
     """
-    if not ratio or len(past) < NORMS_NEEDED:
-        return None
-    median = statistics.median(past)
-    if norm <= ratio * median:
+    median = running_median(past)
+    if not ratio or median is None or norm <= ratio * median:
         return None
     return (
         f"stopped in the warm-up: the gradient norm {norm:.3g} is {norm / median:.1f} times its running median "

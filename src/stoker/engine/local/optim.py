@@ -1,13 +1,14 @@
 """The optimizer step: fp32 master weights, fp32 gradient sums, clipping, and a learning rate by samples."""
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from stoker.batch.horizons import Horizon
+from stoker.batch.warmup import NORMS_REMEMBERED, running_median
 from stoker.config import schema
 from stoker.engine.local.compiler import Library, load_library
 from stoker.engine.local.structures import float32, int32, int64, pointer
@@ -15,9 +16,6 @@ from stoker.errors import CheckpointError
 
 __all__ = ["MasterOptimizer", "NormGuard", "learning_rate"]
 
-NORMS_REMEMBERED = 64
-NORMS_NEEDED = 8
-"""Updates before a running median of the gradient norm means anything."""
 _SLOTS = {
     "adamw": {"step", "exp_avg", "exp_avg_sq"},
     "sgd": {"momentum_buffer"},
@@ -32,13 +30,8 @@ def learning_rate(config: schema.Optimizer, samples_seen: int, total_samples: in
     By samples, not updates: changing samples_per_update leaves the schedule where it was.
     """
     warmup = config.warmup_fraction * total_samples
-    if samples_seen < warmup:
-        return config.learning_rate * samples_seen / warmup
-    if config.decay == "constant" or total_samples <= warmup:
-        return config.learning_rate
-    progress = min(1.0, (samples_seen - warmup) / (total_samples - warmup))
-    share = 1 - progress if config.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
-    return config.learning_rate * (config.final_fraction + (1 - config.final_fraction) * share)
+    horizon = Horizon(total_samples, warmup, config.decay, config.final_fraction)
+    return horizon.rate(config.learning_rate, samples_seen)
 
 
 class NormGuard:
@@ -52,7 +45,7 @@ class NormGuard:
         """Empty where the update may go ahead."""
         if not math.isfinite(norm):
             return f"is {norm}"
-        median = statistics.median(self.past) if len(self.past) >= NORMS_NEEDED else 0.0
+        median = running_median(self.past)
         if norm:  # 0: no row of the update had anything to teach
             # Remembered even when refused, so that a lasting change of scale becomes the new normal.
             self.past.append(norm)
