@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stoker.batch.fitting import fit
     from stoker.batch.horizons import Horizon
     from stoker.batch.loading import LoaderOptions
+    from stoker.batch.noise import NoiseEstimate, NoiseSample, NoiseScale, from_parts, from_two_sizes
     from stoker.batch.predicting import predicted
     from stoker.batch.proof import Proof
     from stoker.batch.proving import prove
@@ -31,15 +32,20 @@ if TYPE_CHECKING:
     from stoker.batch.swept import Sweep
     from stoker.batch.target import Maker, Target, Workload
     from stoker.batch.tracing import Trace, trace
+    from stoker.batch.tradeoff import Doubling, Tradeoff, doubling, fit_tradeoff
     from stoker.batch.warmup import WarmupWatch
 
 __all__ = [
     "Accumulated",
     "ChangingBatches",
+    "Doubling",
     "Fit",
     "Horizon",
     "LoaderOptions",
     "Maker",
+    "NoiseEstimate",
+    "NoiseSample",
+    "NoiseScale",
     "Progress",
     "Proof",
     "Ramp",
@@ -49,10 +55,15 @@ __all__ = [
     "Sweep",
     "Target",
     "Trace",
+    "Tradeoff",
     "WarmupWatch",
     "Workload",
     "accumulate",
+    "doubling",
     "fit",
+    "fit_tradeoff",
+    "from_parts",
+    "from_two_sizes",
     "predicted",
     "prove",
     "rescale",
@@ -68,10 +79,14 @@ if not TYPE_CHECKING:
         {
             "Accumulated": "accumulation",
             "ChangingBatches": "changing",
+            "Doubling": "tradeoff",
             "Fit": "certificate",
             "Horizon": "horizons",
             "LoaderOptions": "loading",
             "Maker": "target",
+            "NoiseEstimate": "noise",
+            "NoiseSample": "noise",
+            "NoiseScale": "noise",
             "Progress": "stages",
             "Proof": "proof",
             "Ramp": "stages",
@@ -81,10 +96,15 @@ if not TYPE_CHECKING:
             "Sweep": "swept",
             "Target": "target",
             "Trace": "tracing",
+            "Tradeoff": "tradeoff",
             "WarmupWatch": "warmup",
             "Workload": "target",
             "accumulate": "accumulation",
+            "doubling": "tradeoff",
             "fit": "fitting",
+            "fit_tradeoff": "tradeoff",
+            "from_parts": "noise",
+            "from_two_sizes": "noise",
             "predicted": "predicting",
             "prove": "proving",
             "rescale": "scaling",

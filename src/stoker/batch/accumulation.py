@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.batch import nest
+from stoker.batch.noise import NoiseScale
+from stoker.batch.norms import MicrobatchNorms
 from stoker.batch.scalar import scalar
 from stoker.errors import ConfigError, RunError
 
@@ -48,6 +50,7 @@ def accumulate(
     count: Count | Sequence[float] | None = None,
     reduction: Literal["mean", "sum"] = "mean",
     scaler: torch.amp.GradScaler | None = None,
+    noise: NoiseScale | None = None,
 ) -> Accumulated:
     """Run forward and backward of each micro-batch, and add to `.grad` the gradient of the whole batch.
 
@@ -59,6 +62,9 @@ def accumulate(
     are exchanged once, in the last backward. Ranks may have different numbers of micro-batches. With a `scaler` the
     loss is scaled; unscale, clip and step after the call, as clipping needs the whole gradient.
 
+    `noise` gets the squared norms of every micro-batch's gradient, on every rank those of all, and of the whole; then
+    there may be no gradient from before.
+
     Raises ConfigError for a loss that can't be differentiated or counts that don't fit, RunError for a window without
     any unit, on every rank alike.
     """
@@ -66,27 +72,31 @@ def accumulate(
     if not isinstance(model, DistributedDataParallel) and any(hasattr(model, name) for name in OTHERS):
         raise ConfigError(
             f"{type(model).__name__} exchanges gradients in its own way, and accumulate doesn't know how it divides "
-            "them: "
-            "give a plain module or one in DistributedDataParallel"
+            "them: give a plain module or one in DistributedDataParallel"
         )
     ranks = dist.get_world_size(model.process_group) if isinstance(model, DistributedDataParallel) else 1
     plain_sum = reduction == "sum" and count is None
     counts, fault = _counts(window, count)
-    total = _total(model, counts, reduction, fault)
+    norms = MicrobatchNorms(model) if noise is not None else None
+    if norms is not None:
+        fault = fault or norms.leftover()
+    total = _total(model, counts, reduction, fault, watched=norms is not None)
     run = [(batch, n) for batch, n in zip(window, counts, strict=True) if n > 0 or reduction == "sum"]
     summed = torch.zeros(())
-    for place, (batch, n) in enumerate(run):
-        weight = 1.0 if plain_sum else (n / total if reduction == "mean" else 1 / total)
-        last = place == len(run) - 1
-        with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
-            value = scalar(loss(model, batch))
-            # in fp16 a weight of one in 50,000 would lose its digits
-            part = value.reshape(()).to(torch.promote_types(value.dtype, torch.float32)) * weight
-            scaled = part * ranks  # DDP divides by the ranks
-            torch.autograd.backward(scaler.scale(scaled) if scaler is not None else scaled)
-        summed = summed.to(part.device) + part.detach()
+    scale = scaler.get_scale() if scaler is not None and noise is not None else 1.0
+    with norms or nullcontext():
+        for place, (batch, n) in enumerate(run):
+            weight = 1.0 if plain_sum else (n / total if reduction == "mean" else 1 / total)
+            last = place == len(run) - 1
+            with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
+                part = _backward(loss(model, batch), weight, ranks, scaler)
+            summed = summed.to(part.device) + part
+            if norms is not None:
+                norms.end_microbatch()
     if isinstance(model, DistributedDataParallel):
         dist.all_reduce(summed, group=model.process_group)
+    if norms is not None and noise is not None:
+        norms.report(noise, model, [n for _, n in run], scale, mean=not plain_sum)
     return Accumulated(loss=summed, count=total, microbatches=len(run))
 
 
@@ -104,6 +114,16 @@ def windows(microbatches: Iterable[Any], microbatches_per_update: int) -> Iterat
         yield window
 
 
+def _backward(found: Any, weight: float, ranks: int, scaler: torch.amp.GradScaler | None) -> Tensor:
+    """Adds a micro-batch's share of the gradient; gives its share of the loss, detached."""
+    value = scalar(found)
+    # in fp16 a weight of one in 50,000 would lose its digits
+    part = value.reshape(()).to(torch.promote_types(value.dtype, torch.float32)) * weight
+    scaled = part * ranks  # DDP divides by the ranks
+    torch.autograd.backward(scaler.scale(scaled) if scaler is not None else scaled)
+    return part.detach()
+
+
 def _counts(window: Sequence[Any], count: Count | Sequence[float] | None) -> tuple[list[float], str]:
     """The units of each micro-batch, and what is wrong with them."""
     if count is None:
@@ -116,27 +136,31 @@ def _counts(window: Sequence[Any], count: Count | Sequence[float] | None) -> tup
     return counts, ""
 
 
-def _total(model: nn.Module, counts: Sequence[float], reduction: str, fault: str) -> float:
+def _total(model: nn.Module, counts: Sequence[float], reduction: str, fault: str, watched: bool) -> float:
     """Units over all ranks. A rank that failed alone would leave the others waiting: all learn of it here."""
     idle = not counts or (reduction == "mean" and not any(counts))
+    own = [sum(counts), float(idle), float(bool(fault)), float(watched)]
     if not isinstance(model, DistributedDataParallel):
-        numbers = [[sum(counts), float(idle), float(bool(fault))]]
+        numbers = [own]
     else:
         device = next(model.parameters()).device
-        mine = torch.tensor([sum(counts), float(idle), float(bool(fault))], dtype=torch.float64, device=device)
+        mine = torch.tensor(own, dtype=torch.float64, device=device)
         gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(model.process_group))]
         dist.all_gather(gathered, mine, group=model.process_group)
         numbers = [row.tolist() for row in gathered]
-    if any(wrong for _, _, wrong in numbers):
-        raise ConfigError(fault or "another rank has counts that don't fit its micro-batches; its own error says which")
-    if empty := [rank for rank, (_, none, _) in enumerate(numbers) if none]:
+    if any(wrong for _, _, wrong, _ in numbers):
+        raise ConfigError(
+            fault or "another rank can't accumulate this window (counts, gradients from before); its own error says why"
+        )
+    if len({by for *_, by in numbers}) > 1:
+        raise ConfigError("some ranks gave accumulate a `noise` and others didn't: give it on all of them or on none")
+    if empty := [rank for rank, (_, none, _, _) in enumerate(numbers) if none]:
         where = f" on rank {', '.join(map(str, empty))}" if isinstance(model, DistributedDataParallel) else ""
         raise RunError(
             f"a window without a single token or example{where}: nothing to differentiate there. Leave such windows "
-            "out "
-            "or deal the micro-batches anew, so that every rank has some"
+            "out or deal the micro-batches anew, so that every rank has some"
         )
-    total = sum(number for number, _, _ in numbers)
+    total = sum(number for number, *_ in numbers)
     if total == 0:
         raise RunError("a window of 0 tokens or examples over all ranks: its loss has no mean; leave it out")
     return total

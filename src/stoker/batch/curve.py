@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker.batch import student
+
 __all__ = [
     "AGREE", "LAUNCH_BOUND", "RESOLUTION", "SPENT", "STEEP", "Fit", "Gain", "Knee", "Zone", "find_knee", "fit", "gains",
     "gains_spent_at", "launch_bound_to", "zone",
@@ -33,8 +35,6 @@ HUBER = 2.0
 """Residuals beyond so many robust deviations pull with constant force."""
 RESOLUTION = 0.01
 """Relative: medians closer than this to a fit are as good as on it."""
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-"""Two-sided 95 % quantiles of Student's t by degrees of freedom, from 1."""
 
 Zone = Literal["steep", "gradual", "flat"]
 Interval = tuple[float, float]
@@ -116,8 +116,7 @@ def fit(sizes: Sequence[float], seconds: Sequence[float], noise: Sequence[float]
         if score < best:
             best, floor, (alpha, beta, covariance) = score, level, line
     predicted = np.maximum(floor, alpha + beta * x)
-    quantile = STUDENT[min(max(len(x) - 2, 1), len(STUDENT)) - 1]
-    half = quantile * np.sqrt(np.diag(covariance))
+    half = student.quantile(max(len(x) - 2, 1)) * np.sqrt(np.diag(covariance))
     return Fit(
         alpha=alpha,
         beta=beta,
