@@ -4,7 +4,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 PIP     = $(VENV)/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 BIN     = $(VENV)/bin
-BENCHES = demo_seeds ppo kill_resume smollm2 vs_trl "step --limit" sampler algorithms lora memory
+BENCHES = demo_seeds ppo kill_resume smollm2 vs_trl "step --limit" sampler algorithms lora memory noise
 
 .PHONY: help setup runtime demo test check format docs bench smollm2 vllm clean
 
