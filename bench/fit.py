@@ -7,6 +7,7 @@ least once in 5. `trials_ratio`: stoker's trials over those of the cheapest peer
 
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -55,7 +56,7 @@ def judged(name: str, size: int, limit: int) -> dict[str, Any]:
     ran = 0
     while ran < RUNS and size and runs(name, size, limit):
         ran += 1
-    more = max(size + 1, int(size * 1.05))
+    more = max(size + 1, math.ceil(size * 1.05))
     failed = ran == RUNS and any(not runs(name, more, limit) for _ in range(RUNS))
     return {"size": size, "ran": ran, "more": more, "more_failed": failed, "right": failed}
 
