@@ -219,13 +219,24 @@ def start_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     run_file = tmp_path / "run.toml"
     run_file.write_text(config_load.to_toml(config))
     command = [sys.executable, "-m", "stoker.cli", "train", str(run_file)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which tests under nohup ignore
+    )  # fmt: skip
     metrics = Path(config.runs_dir) / config.name / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while process.poll() is None and not (metrics.exists() and '"step":1' in metrics.read_text()):
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.02)
     return process
+
+
+def end_of(process: subprocess.Popen[str]) -> str:
+    """What it printed; it is gone in any case."""
+    try:
+        return process.communicate(timeout=30)[0]
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
@@ -235,7 +246,7 @@ def test_failure_03_a_signal_saves_and_says_how_to_go_on(
     config = make_config("stop.steps=5000", "checkpoint.every_steps=100000", "validation.every_samples=0")
     process = start_process(config, tmp_path)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
+    output = end_of(process)
     assert process.returncode == code
     assert f"stopped by {number.name}" in output
     assert "--resume" in output
