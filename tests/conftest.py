@@ -1,6 +1,7 @@
 """Tiny models and a tiny tokenizer: random weights, built in milliseconds, no files and no network."""
 
 import os
+import signal
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
@@ -25,6 +26,13 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     return tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hangups_arrive() -> None:
+    """Under nohup they are ignored, by all that tests start too, and stoker respects that."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

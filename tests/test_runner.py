@@ -219,10 +219,7 @@ def start_process(config: RunConfig, tmp_path: Path) -> subprocess.Popen[str]:
     run_file = tmp_path / "run.toml"
     run_file.write_text(config_load.to_toml(config))
     command = [sys.executable, "-m", "stoker.cli", "train", str(run_file)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which tests under nohup ignore
-    )  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
     metrics = Path(config.runs_dir) / config.name / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while process.poll() is None and not (metrics.exists() and '"step":1' in metrics.read_text()):
