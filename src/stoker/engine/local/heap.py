@@ -3,7 +3,7 @@
 glibc gives every large block back to the system as it is freed and asks for it again at the next layer: an update of
 SmolLM2 in bfloat16 had a million pages mapped and cleared, a third of its time; steps of a model of 0.9 million
 weights took half as long with this. The price is a heap with holes: of that small model 440 to 520 MiB at the peak
-instead of 284, of SmolLM2, whose weights and states outweigh them, next to nothing.
+instead of 284; that update of SmolLM2, whose weights and states outweigh the rest, peaked where it had.
 """
 
 import ctypes
