@@ -77,13 +77,13 @@ def accumulate(
     ranks = dist.get_world_size(model.process_group) if isinstance(model, DistributedDataParallel) else 1
     plain_sum = reduction == "sum" and count is None
     counts, fault = _counts(window, count)
-    norms = MicrobatchNorms(model) if noise is not None else None
+    norms = MicrobatchNorms(model, noise) if noise is not None else None
     if norms is not None:
         fault = fault or norms.leftover()
     total = _total(model, counts, reduction, fault, watched=norms is not None)
     run = [(batch, n) for batch, n in zip(window, counts, strict=True) if n > 0 or reduction == "sum"]
     summed = torch.zeros(())
-    scale = scaler.get_scale() if scaler is not None and noise is not None else 1.0
+    scale = scaler.get_scale() if scaler is not None and norms is not None else 1.0
     with norms or nullcontext():
         for place, (batch, n) in enumerate(run):
             weight = 1.0 if plain_sum else (n / total if reduction == "mean" else 1 / total)
@@ -95,8 +95,8 @@ def accumulate(
                 norms.end_microbatch()
     if isinstance(model, DistributedDataParallel):
         dist.all_reduce(summed, group=model.process_group)
-    if norms is not None and noise is not None:
-        norms.report(noise, model, [n for _, n in run], scale, mean=not plain_sum)
+    if norms is not None:
+        norms.report([n for _, n in run], scale, mean=not plain_sum)
     return Accumulated(loss=summed, count=total, microbatches=len(run))
 
 

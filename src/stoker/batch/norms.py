@@ -25,7 +25,8 @@ class MicrobatchNorms:
     until the window ends, so that nothing waits for one.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, noise: NoiseScale) -> None:
+        self._model, self._noise = model, noise
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._squares: dict[str, Tensor] = {}
         self._microbatches: list[list[Tensor]] = []
@@ -59,12 +60,13 @@ class MicrobatchNorms:
         self._microbatches.append(list(self._squares.values()))
         self._squares = {}
 
-    def report(self, noise: NoiseScale, model: nn.Module, counts: Sequence[float], scale: float, mean: bool) -> None:
+    def report(self, counts: Sequence[float], scale: float, mean: bool) -> None:
         """The whole update, over all ranks, to the meter: each micro-batch and the whole as the mean over its units.
 
         `scale` is what the whole `.grad` was multiplied by (a loss scaler's factor). Where `mean`, `.grad` is of the
         mean over all units, otherwise of their sum.
         """
+        model = self._model
         ranks = dist.get_world_size(model.process_group) if isinstance(model, DistributedDataParallel) else 1
         held = [_square(p.grad) for p in self._parameters.values() if p.grad is not None]
         *squares, whole = _sums([*self._microbatches, held])
@@ -76,7 +78,7 @@ class MicrobatchNorms:
         every = [part for rank in parts for part in rank]
         total = sum(count for _, count in every)
         unit = scale if mean else scale * total
-        noise.add_parts(
+        self._noise.add_parts(
             [square * (total / count / unit) ** 2 for square, count in every],
             whole / unit**2,
             [count for _, count in every],

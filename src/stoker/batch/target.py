@@ -5,7 +5,7 @@ size (a reinforcement-learning run, say) is a `Workload`. Trials in a process of
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -93,12 +93,16 @@ class Target:
     @property
     def device(self) -> torch.device:
         """Of the weights."""
-        return self.weights()[0].device
+        return next(self._held()).device
 
     def weights(self) -> list[nn.Parameter]:
         """The model's parameters, and those that the optimizer trains beside them (of a loss that learns, say)."""
+        return list(dict.fromkeys(self._held()))
+
+    def _held(self) -> Iterator[nn.Parameter]:
+        """The same, those of both twice; lazily, as the device is asked for with every batch of a loader."""
         trained = (weight for group in self.optimizer.param_groups for weight in group["params"])
-        return list(dict.fromkeys(chain(self.model.parameters(), trained)))
+        return chain(self.model.parameters(), trained)
 
     def step(self, size: int) -> None:
         self.step_on(self.make_batch(size))

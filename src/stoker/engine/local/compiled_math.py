@@ -122,15 +122,14 @@ class CompiledMath:
 
         Describes the layers whole.
         """
-        dense, kinds, most_rows = self._dense, set(), 0
+        dense, kinds = self._dense, {}
         for told, layer, following in zip(self._layers, dense.layers, dense.norms[1:], strict=True):
             if not _compiled(layer):
                 return None, 0
             for product, names in _maps(layer):
                 if not isinstance(product, CompiledProduct):
                     return None, 0
-                kinds.add(product.kind)
-                most_rows = product.most_rows
+                kinds[product.kind] = product.most_rows
                 for name, matrix in zip(names, product.matrices, strict=True):
                     setattr(told, name, matrix)
             if not told.output.outputs == told.down.outputs == len(following.weight):  # tiles may round it up
@@ -140,7 +139,8 @@ class CompiledMath:
             told.gelu = isinstance(layer.activation, GELU)
         if len(kinds) != 1:
             return None, 0
-        return library.function(f"step_{kinds.pop()}", pointer, int64, *[pointer] * 3, int64), most_rows
+        ((kind, most_rows),) = kinds.items()
+        return library.function(f"step_{kind}", pointer, int64, *[pointer] * 3, int64), most_rows
 
 
 def _maps(layer: Layer) -> tuple[tuple[Product, tuple[str, ...]], ...]:

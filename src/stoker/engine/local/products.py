@@ -98,7 +98,7 @@ class CompiledProduct:
         self._products = library.function(f"products_{kind}", pointer, *[int64] * 3, pointer, pointer, int32)
         self._held = []  # what the matrices point to
         for place, module in enumerate(modules):
-            weight, bias = (_in_tiles if kind == _TILES else _as_they_lie)(module, library)
+            weight, bias = _in_tiles(module, library) if kind == _TILES else (module.weight, module.bias)
             self._held += [weight, bias]
             to_bias = None if bias is None else bias.data_ptr()
             self.matrices[place] = Matrix(weight.data_ptr(), to_bias, len(weight), module.in_features)
@@ -112,10 +112,6 @@ class CompiledProduct:
         given = x.data_ptr(), x.stride(0), len(x), len(found), self.matrices, out
         self._products(*given, self._threads)
         return [each[:, :width] for each, width in zip(found, self._widths, strict=True)]
-
-
-def _as_they_lie(module: nn.Linear, _: Library) -> tuple[Tensor, Tensor | None]:
-    return module.weight.detach(), None if module.bias is None else module.bias.detach()
 
 
 def _in_tiles(module: nn.Linear, library: Library) -> tuple[Tensor, Tensor | None]:
