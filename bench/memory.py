@@ -14,24 +14,20 @@ another bench: what each lever saves (`bench.memory_levers`), a few minutes on o
 """
 
 import argparse
-import gc
 import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import psutil
 
 from bench import memory_levers
-from bench.common import ROOT, finish
+from bench.common import finish
+from bench.growth import TINY, grown, in_a_process
 from stoker.memory import Breakdown, Setup, predict, shape_of
 from stoker.memory.breakdown import Margin
-from stoker.record.memory import peak_resident_bytes
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {
@@ -73,9 +69,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-TINY = {"vocab_size": 64, "num_hidden_layers": 1, "n_layer": 1}
-MAPPED = 2**20
-"""Bytes from which on a tensor is mapped on its own."""
 ATTENTION = {"bert": "eager"}
 
 
@@ -184,26 +177,13 @@ def target(case: Case, tiny: bool = False) -> Any:
 
 def grow(case: Case) -> dict[str, float]:
     """Two steps in this process: bytes of its growth."""
-    import torch
-
-    torch.manual_seed(0)
-    target(case, tiny=True).step(2)
-    gc.collect()
-    baseline = psutil.Process().memory_info().rss
-    trained = target(case)
-    for _ in range(2):
-        trained.step(case.examples)
-    return {"baseline": baseline, "growth": peak_resident_bytes() - baseline}
+    baseline, growth = grown(lambda: target(case, tiny=True).step(2), lambda: partial(target(case).step, case.examples))
+    return {"baseline": baseline, "growth": growth}
 
 
 def measured(case: Case, mapped: bool) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", "bench.memory", "--case", json.dumps(asdict(case))]
-    setting = {"MALLOC_MMAP_THRESHOLD_": str(MAPPED)} if mapped else {}
-    environment = {**os.environ, **setting}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{case} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+    words = "--case", json.dumps(asdict(case))
+    found = json.loads(in_a_process("bench.memory", *words, mapped=mapped, seconds=1200))
     predicted = case.predicted()
     row = {**asdict(case), **found, "predicted": predicted.peak, "moment": predicted.moment}
     print(

@@ -7,25 +7,17 @@ with MALLOC_MMAP_THRESHOLD_ at 1 MiB, so that holes in glibc's heap don't hide w
 `predict`. Levers that need a GPU or a library that isn't here are listed with their prediction alone.
 """
 
-import gc
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import psutil
-
-from bench.common import ROOT
+from bench.growth import TINY, grown, in_a_process
 from stoker.memory import ModelShape, Setup, levers, predict, shape_of
-from stoker.record.memory import peak_resident_bytes
 
-__all__ = ["BASE", "LEVERS", "MODELS", "Row", "grow", "measure", "predicted", "table"]
+__all__ = ["BASE", "LEVERS", "MODELS", "Row", "measure", "predicted", "table"]
 
-MAPPED = 2**20
-"""Bytes from which on a tensor is mapped on its own."""
 CHUNK = 1024
 """Tokens of chunked logits, as the ladder proposes them."""
 LITTLE = 0.01
@@ -51,7 +43,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "attn_pdrop": 0.0,  # with dropout, SDPA on a CPU falls back to a path of its own
     },
 }
-TINY = {"vocab_size": 64, "num_hidden_layers": 1, "n_layer": 1}
 BASE = Setup(
     examples=4, tokens=512, precision="fp32", optimizer="adamw", stepping="loop", attention="eager", device="cpu"
 )
@@ -96,20 +87,6 @@ def predicted(of: ModelShape) -> dict[str, float]:
     return {name: ladder.get(name, saves) for name, saves in mine.items()} | {
         name: saves for name, saves in ladder.items() if name not in mine and saves
     }
-
-
-def grow(model: str, setup: Setup) -> int:
-    """Two steps in this process: bytes that its peak is above what a tiny model's step left."""
-    import torch
-
-    torch.manual_seed(0)
-    _trained(model, replace(setup, tokens=8), tiny=True)()
-    gc.collect()
-    baseline: int = psutil.Process().memory_info().rss
-    step = _trained(model, setup, tiny=False)
-    for _ in range(2):
-        step()
-    return peak_resident_bytes() - baseline
 
 
 def measure(
@@ -158,12 +135,8 @@ def _line(row: Row) -> str:
 
 
 def _in_a_process(model: str, setup: Setup) -> int:
-    words = [sys.executable, "-W", "ignore", "-m", "bench.memory_levers", model, json.dumps(asdict(setup))]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(MAPPED)}
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{model} {setup} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    return int(done.stdout.strip().splitlines()[-1])
+    words = model, json.dumps(asdict(setup))
+    return int(in_a_process("bench.memory_levers", *words, mapped=True, seconds=600))
 
 
 def _config(model: str, tiny: bool) -> Any:
@@ -230,4 +203,6 @@ def _chunked(model: Any, ids: Any) -> Any:
 
 
 if __name__ == "__main__":
-    print(grow(sys.argv[1], Setup(**json.loads(sys.argv[2]))))
+    name, asked = sys.argv[1], Setup(**json.loads(sys.argv[2]))
+    few = replace(asked, tokens=8)
+    print(grown(lambda: _trained(name, few, tiny=True)(), lambda: _trained(name, asked, tiny=False))[1])
