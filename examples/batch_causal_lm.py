@@ -7,14 +7,17 @@ stoker batch memory examples/batch_causal_lm.py:make_target
 stoker batch prove  examples/batch_causal_lm.py:make_target --size 16
 """
 
+from collections.abc import Iterable
 from pydoc_data.topics import topics
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stoker.batch import Target
+from stoker.batch import LoaderOptions, Target
 
 LONGEST = 1024
 """Bytes of a paragraph that are read."""
@@ -42,12 +45,22 @@ def loss(model: nn.Module, ids: Tensor) -> Tensor:
 
 def make_target(layers: str = "2", hidden: str = "64") -> Target:
     """What stoker fits, sweeps and proves: model, optimizer, batches of any size, loss."""
-    torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    texts = paragraphs()
+    every = paragraphs()
+    held_out = every[7::10]  # a tenth of all lengths
+    texts = [text for place, text in enumerate(every) if place % 10 != 7]
 
     def make_batch(size: int) -> Tensor:
         return encode(texts[:size], device)
+
+    def load(size: int, options: LoaderOptions) -> Iterable[Tensor]:
+        def collate(batch: list[str]) -> Tensor:
+            return encode(batch, "cpu")
+
+        return DataLoader(texts, size, shuffle=True, drop_last=True, collate_fn=collate, **options.keywords())
+
+    def validate(model: nn.Module) -> float:
+        return fmean(loss(model, encode(held_out[i : i + 16], device)).item() for i in range(0, len(held_out), 16))
 
     config = LlamaConfig(
         vocab_size=256,
@@ -62,4 +75,4 @@ def make_target(layers: str = "2", hidden: str = "64") -> Target:
     )
     model = LlamaForCausalLM(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    return Target(model, optimizer, make_batch, loss, most=len(texts))
+    return Target(model, optimizer, make_batch, loss, most=len(texts), load=load, validate=validate)

@@ -6,16 +6,20 @@ stoker batch fit    examples/batch_ctr.py:make_target
 stoker batch memory examples/batch_ctr.py:make_target
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from stoker.batch import Target
+from stoker.batch import LoaderOptions, Target
 
 NUMBERS = 13
 CATEGORIES = (100_000, 50_000, 20_000, 5_000, 1_000, 300, 50, 10)
 """How many different values each category has."""
-ROWS = 200_000
+ROWS, TRAINED = 200_000, 180_000
+"""The rows that aren't trained on are held out."""
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -56,14 +60,24 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def make_target(width: str = "16") -> Target:
     """What stoker fits, sweeps and proves: model, optimizer, batches of any size, loss."""
-    torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = make_rows(ROWS, torch.Generator().manual_seed(0))
 
     def make_batch(size: int) -> Batch:
-        numbers, ids, clicks = (column[:size].to(device) for column in rows)
+        numbers, ids, clicks = (column[:TRAINED][:size].to(device) for column in rows)
         return numbers, ids, clicks
+
+    def load(size: int, options: LoaderOptions) -> Iterable[Batch]:
+        order = torch.randperm(TRAINED).split(size)  # slices of the table: row by row it would wait for data
+        return DataLoader(order[: TRAINED // size], batch_size=None, collate_fn=rows_at, **options.keywords())
+
+    def rows_at(places: Tensor) -> Batch:
+        numbers, ids, clicks = (column[places] for column in rows)
+        return numbers, ids, clicks
+
+    def validate(model: nn.Module) -> float:
+        return loss(model, tuple(column[TRAINED:].to(device) for column in rows)).item()
 
     model = ClickModel(int(width)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return Target(model, optimizer, make_batch, loss, most=ROWS)
+    return Target(model, optimizer, make_batch, loss, most=TRAINED, load=load, validate=validate)

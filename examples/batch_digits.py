@@ -16,6 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stoker.batch import LoaderOptions, Target
 
+TRAINED = 1_437
+"""Images; the other fifth is held out."""
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -44,13 +47,17 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 def make_target(width: str = "32") -> Target:
     """What stoker fits, sweeps and proves: model, optimizer, batches of any size, loss.
 
-    Called anew for each trial, in a process of its own. Words after it on the command line arrive here.
+    Called anew for each trial, in a process of its own. Words after it on the command line arrive here. It doesn't
+    seed: where trainings are compared stoker does, so that each seed has its own first weights.
     """
-    torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16  # (1797, 1, 8, 8) in [0, 1]
     labels = torch.tensor(digits.target)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    images, labels = images[order], labels[order]
+    held_out = (images[TRAINED:].to(device), labels[TRAINED:].to(device))
+    images, labels = images[:TRAINED], labels[:TRAINED]
 
     def make_batch(size: int) -> Batch:
         return images[:size].to(device), labels[:size].to(device)  # all images are of one size: any will do
@@ -58,6 +65,11 @@ def make_target(width: str = "32") -> Target:
     def load(size: int, options: LoaderOptions) -> Iterable[Batch]:  # how training reads its data, for `sweep`
         return DataLoader(TensorDataset(images, labels), size, shuffle=True, drop_last=True, **options.keywords())
 
+    def validate(model: nn.Module) -> dict[str, float]:
+        outputs = model(held_out[0])
+        right = (outputs.argmax(1) == held_out[1]).float().mean()
+        return {"loss": F.cross_entropy(outputs, held_out[1]).item(), "accuracy": right.item()}
+
     model = ConvNet(int(width)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return Target(model, optimizer, make_batch, loss, most=len(images), load=load)
+    return Target(model, optimizer, make_batch, loss, most=len(images), load=load, validate=validate)

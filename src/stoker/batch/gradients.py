@@ -4,7 +4,6 @@ Buffers are put back before each pass, every source of randomness is seeded, dra
 and the model may compute in fp64, where rounding is far below any fault.
 """
 
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker.batch import nest
+from stoker.batch import nest, randomness
 from stoker.batch.scalar import scalar
 from stoker.errors import ConfigError
 
@@ -107,8 +106,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Gradients, buffers and random states are afterwards what they were; parameters must not be changed inside."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = _buffers(model)
-    states = (torch.get_rng_state(), np.random.get_state(), random.getstate())
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    restore_draws = randomness.snapshot()
     try:
         for parameter, _ in gradients:
             parameter.grad = None
@@ -117,11 +115,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         _restore(model, buffers)
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+        restore_draws()
 
 
 @contextmanager
@@ -190,9 +184,7 @@ class Rig:
 
     def seed(self, seed: int) -> None:
         self.model.zero_grad(set_to_none=True)
-        torch.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
+        randomness.begin(seed)
 
     def gradient(self, batch: Any, *, seed: int = 0, reset: bool = True, scale: float = 1.0) -> Gradient:
         """Of the loss of one batch; `reset=False` leaves the buffers as the pass before left them. `scale` multiplies

@@ -4,17 +4,16 @@ Trials in processes of their own are the rule: a library that ends its process f
 """
 
 import gc
-import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from stoker.batch import randomness
 from stoker.batch.limits import Meter
 from stoker.batch.rehearsal import Rehearsal, rehearse
 from stoker.batch.target import Target
@@ -76,7 +75,7 @@ def unchanged(target: Target) -> Iterator[None]:
     left in the allocator's cache goes back to the device. Copies are held on the CPU meanwhile: they take nothing of
     a device that is measured.
     """
-    put_back = [_random_numbers(), _modules(target.model), _weights(target), _optimizer(target.optimizer)]
+    put_back = [randomness.snapshot(), _modules(target.model), _weights(target), _optimizer(target.optimizer)]
     try:
         yield
     finally:
@@ -85,20 +84,6 @@ def unchanged(target: Target) -> Iterator[None]:
         gc.collect()  # a graph with a cycle in it would stay
         if target.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def _random_numbers() -> Any:
-    python, array, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    def restore() -> None:
-        random.setstate(python)
-        np.random.set_state(array)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-
-    return restore
 
 
 def _modules(model: nn.Module) -> Any:

@@ -5,7 +5,7 @@ size (a reinforcement-learning run, say) is a `Workload`. Trials in a process of
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -20,7 +20,7 @@ from stoker.batch.loading import LoaderOptions
 from stoker.batch.scalar import scalar
 from stoker.errors import ConfigError
 
-__all__ = ["Maker", "Target", "Workload"]
+__all__ = ["Maker", "Target", "Workload", "asks_itself"]
 
 
 class Workload(Protocol):
@@ -69,6 +69,9 @@ class Target:
     accumulate: Callable[[nn.Module, Sequence[Any]], object] | None = None
     """`accumulate(model, microbatches)`: your loop's own way from micro-batches to `.grad`, for a proof of it.
     None: `stoker.batch.accumulate`."""
+    validate: Callable[[nn.Module], float | Mapping[str, float]] | None = None
+    """`validate(model)`: the loss of held-out data, or a dict with a "loss" and other figures to show (accuracy, say).
+    Called in eval mode under no_grad. Without it trainings can't be compared."""
 
     def __post_init__(self) -> None:
         for name, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
@@ -116,8 +119,7 @@ class Target:
             torch.autograd.backward(found)
             return found.detach()
 
-        kind: Any = type(self.optimizer)
-        if _asks(kind):
+        if asks_itself(self.optimizer):
             self.optimizer.step(backward)
         else:
             backward()
@@ -159,8 +161,12 @@ class Maker:
         return workload
 
 
-@cache
-def _asks(optimizer: Any) -> bool:
+def asks_itself(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step of such an optimizer computes the loss itself, as often as it likes (LBFGS)."""
+    return _needs_closure(type(optimizer))
+
+
+@cache
+def _needs_closure(optimizer: Any) -> bool:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty

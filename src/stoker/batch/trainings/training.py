@@ -1,0 +1,213 @@
+"""Runs one training of a target at a chosen setting, and notes what every update showed."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.batch import nest, randomness
+from stoker.batch.accumulation import accumulate, windows
+from stoker.batch.horizons import Horizon
+from stoker.batch.loading import LoaderOptions
+from stoker.batch.noise import NoiseScale
+from stoker.batch.rates import RateFollower
+from stoker.batch.scalar import scalar
+from stoker.batch.scaling import Kind
+from stoker.batch.target import Maker, Target, Workload, asks_itself
+from stoker.batch.trainings.history import Evaluation, History
+from stoker.batch.trainings.setting import Setting
+from stoker.errors import ConfigError
+
+__all__ = ["Make", "Plan", "train", "train_anew"]
+
+Make = str | Maker | Callable[[], Target]
+"""Makes a target anew, by a function or where to find one (`file.py:make_target`)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is equal for all trainings that are compared."""
+
+    samples: int
+    """That each is trained on; the horizon of the rate."""
+    evaluations: int = 8
+    """Of held-out data, evenly over the samples, the last one at the end; 0: none."""
+    loader: LoaderOptions = field(default_factory=LoaderOptions)
+    kind: Kind | None = None
+    """Of the optimizer's rule, where its class doesn't tell."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.evaluations < 0:
+            raise ConfigError(f"samples = {self.samples} (at least 1), evaluations = {self.evaluations} (0 or more)")
+
+    def updates(self, setting: Setting) -> int:
+        """That a training has: the last one reaches the samples."""
+        return -(-self.samples // setting.examples_per_update)
+
+    def due(self, samples: int) -> int:
+        """Evaluations that are due when so many samples were trained on."""
+        return min(samples, self.samples) * self.evaluations // self.samples
+
+
+def train_anew(make: Make, setting: Setting, plan: Plan, **told: Any) -> History:
+    """`train` of a target that is made from the setting's seed. The random numbers of this process stay as they were.
+
+    ConfigError where what is made is no Target.
+    """
+    with randomness.kept():
+        randomness.begin(setting.seed)
+        made: Workload = Maker(make)() if isinstance(make, str) else make()
+        if not isinstance(made, Target):
+            raise ConfigError(
+                f"a training needs a stoker.batch.Target with a model, a loss and a loader, not a {type(made).__name__}"
+            )
+        return train(made, setting, plan, **told)
+
+
+def train(
+    target: Target,
+    setting: Setting,
+    plan: Plan,
+    *,
+    first_epoch: int = 0,
+    noise: NoiseScale | None = None,
+    stop: Callable[[History], bool] | None = None,
+) -> History:
+    """Trains the target as it is now, and leaves it trained.
+
+    Each epoch begins from (seed, epoch): settings that differ in their batch only see the same examples in the same
+    order. `first_epoch` begins with another order. `noise` gets each update's micro-batches. `stop` is asked after each
+    evaluation.
+
+    A loss or gradient that isn't finite ends the training, and the history says so. ConfigError for a target without a
+    loader, or, where evaluations are asked for, without `validate`.
+    """
+    _check(target, plan)
+    base = setting.base_examples or setting.examples_per_update
+    kind = plan.kind or ("sgd" if base == setting.examples_per_update else None)  # with nothing to follow any will do
+    horizon = Horizon(plan.samples, min(setting.warmup_samples, plan.samples), setting.decay)
+    follower = RateFollower(target.optimizer, horizon, base, kind=kind, rule=setting.rule, moments=setting.moments)
+    history = History(setting, target.unit)
+    with randomness.kept(), _in_training_mode(target.model):
+        stream = _windows(target, setting, plan, first_epoch)
+        for update in range(1, plan.updates(setting) + 1):
+            start = time.perf_counter()
+            window = next(stream)
+            waited = time.perf_counter() - start
+            seen = update * setting.examples_per_update
+            follower.set(seen, setting.examples_per_update)
+            rate = _scale(target.optimizer, setting.rate_factor)
+            loss, norm = _update(target, setting, window, noise)
+            history.note(seen, loss, norm, rate, time.perf_counter() - start, waited)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                what = f"gradient norm {norm}" if math.isfinite(loss) else f"loss {loss}"
+                history.ended = f"diverged: {what} at update {update}"
+                break
+            if plan.due(seen) > plan.due(seen - setting.examples_per_update):
+                history.evaluations.append(_evaluate(target, history))
+                if stop is not None and stop(history):
+                    history.ended = f"stopped at update {update}"
+                    break
+    return history
+
+
+def _check(target: Target, plan: Plan) -> None:
+    missing = "load" if target.load is None else ("validate" if plan.evaluations and target.validate is None else "")
+    if missing:
+        what = {
+            "load": "load(size, options), which gives an epoch of real batches",
+            "validate": "validate(model), which gives the loss of held-out data",
+        }[missing]
+        raise ConfigError(f"the target has no `{missing}`, and trainings can't be compared without: give it {what}")
+    if asks_itself(target.optimizer):
+        raise ConfigError(
+            f"{type(target.optimizer).__name__} computes the loss itself, as often as it likes, so that updates can't "
+            "be compared at equal samples: take another optimizer"
+        )
+
+
+@contextmanager
+def _in_training_mode(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _windows(target: Target, setting: Setting, plan: Plan, first_epoch: int) -> Iterator[list[Any]]:
+    """Epoch after epoch, the micro-batches of each update on the model's device."""
+    assert target.load is not None
+    for epoch in count(first_epoch):
+        randomness.begin(setting.seed, epoch)
+        loader = target.load(setting.microbatch, plan.loader)
+        moved = (nest.move(batch, target.device, pinned=plan.loader.pin_memory) for batch in loader)
+        any_whole = False
+        for window in windows(moved, setting.microbatches):
+            if len(window) == setting.microbatches:  # the epoch's rest is left out, as by a larger batch
+                any_whole = True
+                yield window
+        if not any_whole:
+            raise ConfigError(
+                f"an epoch of load({setting.microbatch}, ...) holds no update of {setting.examples_per_update} "
+                f"{target.unit}: take a smaller batch, or more data"
+            )
+
+
+def _scale(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """The first group's rate after all are multiplied."""
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def _update(target: Target, setting: Setting, window: list[Any], noise: NoiseScale | None) -> tuple[float, float]:
+    """The loss and the gradient's norm. Where one isn't finite the weights stay as they are."""
+    target.optimizer.zero_grad(set_to_none=True)
+    if len(window) == 1 and noise is None:
+        found = scalar(target.loss(target.model, window[0]))
+        torch.autograd.backward(found)
+        loss = found.detach()
+    else:
+        loss = accumulate(target.model, target.loss, window, count=target.count, noise=noise).loss
+    held = [weight for weight in target.weights() if weight.grad is not None]
+    norm = nn.utils.get_total_norm([_dense(weight.grad) for weight in held])
+    if torch.isfinite(loss) and torch.isfinite(norm):
+        if setting.clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(held, setting.clip_norm, norm)
+        target.optimizer.step()
+    return float(loss), float(norm)
+
+
+def _dense(gradient: Any) -> Tensor:
+    """The values of a sparse one."""
+    values: Tensor = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return values
+
+
+def _evaluate(target: Target, history: History) -> Evaluation:
+    """In eval mode, without a trace in the training's random numbers."""
+    assert target.validate is not None
+    modes = [(module, module.training) for module in target.model.modules()]
+    target.model.eval()
+    try:
+        with torch.no_grad(), randomness.kept():
+            found = target.validate(target.model)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    figures = {name: float(value) for name, value in found.items()} if isinstance(found, Mapping) else {}
+    if figures and "loss" not in figures:
+        raise ConfigError(
+            f"validate(model) gives {', '.join(figures)} without a 'loss', by which trainings are compared"
+        )
+    loss = figures.pop("loss") if isinstance(found, Mapping) else float(found)
+    return Evaluation(history.samples[-1], len(history.samples), sum(history.seconds), loss, figures)
