@@ -163,7 +163,8 @@ class Maker:
 
 def asks_itself(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the step of such an optimizer computes the loss itself, as often as it likes (LBFGS)."""
-    return _needs_closure(type(optimizer))
+    kind: Any = type(optimizer)
+    return _needs_closure(kind)
 
 
 @cache
