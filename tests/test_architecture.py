@@ -39,6 +39,8 @@ TORCH_FREE = (
     "stoker.batch.scope",
     "stoker.batch.swept",
     "stoker.batch.tradeoff",
+    "stoker.batch.trainings.history",
+    "stoker.batch.trainings.setting",
     "stoker.batch.translate",
     "stoker.cli_batch",
     "stoker.record",
