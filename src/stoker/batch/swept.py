@@ -119,7 +119,7 @@ class Account:
 
     name: str
     answer: str
-    """"yes", "no" or "not measured"."""
+    """"yes", "no", "in part" or "not measured"."""
     words: str
 
 

@@ -1,0 +1,1 @@
+"""From measurements to one answer: larger, stay or smaller."""
