@@ -1,0 +1,150 @@
+"""What a search found. No torch here."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from stoker.batch.trainings.setting import Setting
+
+__all__ = ["End", "Searched", "Trial"]
+
+End = Literal["complete", "pruned", "diverged"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of a search."""
+
+    number: int
+    setting: Setting
+    end: End
+    loss: float | None
+    """Of held-out data, the last one seen: at the end only where it is complete. None: none was a number."""
+    samples: int
+    """Trained on."""
+    seconds: float
+    """Of training, evaluations left out."""
+    losses: tuple[tuple[int, float], ...]
+    """(evaluations due by then, held-out loss)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types."""
+        return asdict(self) | {"setting": self.setting.to_json()}
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Made by `search`."""
+
+    unit: str
+    samples: int
+    """Of a complete training: what all losses at the end are compared at."""
+    evaluations: int
+    """Of a complete training."""
+    present: Setting
+    trials: tuple[Trial, ...]
+    importance: Mapping[str, float]
+    """Of each searched parameter for being among the best tenth of the complete trials, adding up to 1
+    (PED-ANOVA, Watanabe et al. 2023); empty where there are too few."""
+    resumed: int
+    """Trials that an earlier call had done."""
+    storage: str
+
+    @property
+    def best(self) -> Trial | None:
+        """The complete trial with the lowest loss; None: there is none."""
+        done = [trial for trial in self.trials if trial.end == "complete" and trial.loss is not None]
+        return min(done, key=lambda trial: trial.loss or 0.0, default=None)
+
+    @property
+    def own(self) -> Trial | None:
+        """The trial of the present setting, where it was among them."""
+        wanted = (self.present.examples_per_update, self.present.rate_factor, self.present.warmup_samples)
+        return next((t for t in self.trials if _chosen(t.setting) == wanted and t.end == "complete"), None)
+
+    @property
+    def saved(self) -> float:
+        """Share of the samples of all trials that wasn't trained on, as they ended early."""
+        return 1 - sum(min(t.samples, self.samples) for t in self.trials) / max(1, self.samples * len(self.trials))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types."""
+        found = {name: getattr(self, name) for name in ("unit", "samples", "evaluations", "resumed", "storage", "saved")}
+        best, own = self.best, self.own
+        return found | {
+            "present": self.present.to_json(),
+            "trials": [trial.to_json() for trial in self.trials],
+            "importance": dict(self.importance),
+            "best": None if best is None else best.number,
+            "own": None if own is None else own.number,
+            "verdict": self.verdict,
+        }
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        best, own = self.best, self.own
+        if best is None:
+            return "No training came to its end: every one diverged. Search lower rate factors."
+        said = f"Best of {len(self.trials)}: {_words(best.setting, self.unit)}, held-out loss {best.loss:.4g}"
+        if own is None or own.loss is None or best.loss is None:
+            return f"{said}."
+        if own is best:
+            return f"{said}: the present setting."
+        return f"{said}, against {own.loss:.4g} ({best.loss / own.loss - 1:+.1%}) of the present setting."
+
+    def __str__(self) -> str:
+        ended = {end: sum(trial.end == end for trial in self.trials) for end in ("complete", "pruned", "diverged")}
+        lines = [
+            self.verdict,
+            f"{self.samples:,} {self.unit} each; " + ", ".join(f"{count} {end}" for end, count in ended.items() if count)
+            + f"; ending early saved {self.saved:.0%} of all {self.unit}"
+            + (f"; {self.resumed} of the trials were in {self.storage}" if self.resumed else ""),
+        ]  # fmt: skip
+        if self.importance:
+            shares = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in self.importance.items())
+            lines.append(f"what decides about a place in the best tenth: {shares}")
+        if self.best is not None:
+            lines.append(
+                "Chosen by one seed on the data that it was chosen by: train the best ones with other seeds before a "
+                "small difference is believed."
+            )
+        return "\n".join([*lines, "", *self._table()])
+
+    def _table(self) -> list[str]:
+        head = ("trial", f"{self.unit} per update", "rate factor", "warm-up", "ended", "at", "held-out loss", "seconds")
+        best = self.best
+        rows = [head]
+        for trial in sorted(self.trials, key=_rank):
+            rows.append(
+                (
+                    f"{trial.number}{' *' if trial is best else ''}",
+                    f"{trial.setting.examples_per_update:,}",
+                    f"{trial.setting.rate_factor:.3g}",
+                    f"{trial.setting.warmup_samples:,}",
+                    trial.end,
+                    f"{trial.samples:,}",
+                    "" if trial.loss is None else f"{trial.loss:.4g}",
+                    f"{trial.seconds:.1f}",
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _chosen(setting: Setting) -> tuple[int, float, int]:
+    return setting.examples_per_update, setting.rate_factor, setting.warmup_samples
+
+
+def _rank(trial: Trial) -> tuple[bool, int, float]:
+    """The best first; those that ended early after them, the longest first."""
+    complete = trial.end == "complete"
+    return not complete, 0 if complete else -trial.samples, float("inf") if trial.loss is None else trial.loss
+
+
+def _words(setting: Setting, unit: str) -> str:
+    said = f"{setting.examples_per_update:,} {unit} per update at {setting.rate_factor:.3g} x the learning rate"
+    base = setting.base_examples
+    if base is not None and base != setting.examples_per_update:
+        said += f" that follows from {base:,}"
+    return said + (f", {setting.warmup_samples:,} {unit} of warm-up" if setting.warmup_samples else "")
