@@ -32,7 +32,7 @@ def search(
     storage: str | Path = "study.db",
     on_part: OnPart | None = None,
 ) -> Searched:
-    """The batch and the learning rate (and warm-up, if the space has it) with the lowest held-out loss at equal samples.
+    """The batch and learning rate (and warm-up, if the space has it) with the lowest held-out loss at equal samples.
 
     `present`: what the target is trained with today. It is the first trial; the others differ from it in what the
     `space` holds, and share its seed, so that all see the same examples in the same order. `trials`: how many there

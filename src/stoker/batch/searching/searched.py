@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from stoker.batch.trainings.setting import Setting
 
@@ -63,13 +63,20 @@ class Searched:
         return next((t for t in self.trials if _chosen(t.setting) == wanted and t.end == "complete"), None)
 
     @property
+    def ended(self) -> dict[End, int]:
+        """How many trials ended in which way."""
+        return {end: sum(trial.end == end for trial in self.trials) for end in get_args(End)}
+
+    @property
     def saved(self) -> float:
         """Share of the samples of all trials that wasn't trained on, as they ended early."""
         return 1 - sum(min(t.samples, self.samples) for t in self.trials) / max(1, self.samples * len(self.trials))
 
     def to_json(self) -> dict[str, Any]:
         """Plain types."""
-        found = {name: getattr(self, name) for name in ("unit", "samples", "evaluations", "resumed", "storage", "saved")}
+        found = {
+            name: getattr(self, name) for name in ("unit", "samples", "evaluations", "resumed", "storage", "saved")
+        }
         best, own = self.best, self.own
         return found | {
             "present": self.present.to_json(),
@@ -77,6 +84,7 @@ class Searched:
             "importance": dict(self.importance),
             "best": None if best is None else best.number,
             "own": None if own is None else own.number,
+            "ended": self.ended,
             "verdict": self.verdict,
         }
 
@@ -94,13 +102,12 @@ class Searched:
         return f"{said}, against {own.loss:.4g} ({best.loss / own.loss - 1:+.1%}) of the present setting."
 
     def __str__(self) -> str:
-        ended = {end: sum(trial.end == end for trial in self.trials) for end in ("complete", "pruned", "diverged")}
+        ended = ", ".join(f"{count} {end}" for end, count in self.ended.items() if count)
+        before = f"; {self.resumed} of the trials were in {self.storage}" if self.resumed else ""
         lines = [
             self.verdict,
-            f"{self.samples:,} {self.unit} each; " + ", ".join(f"{count} {end}" for end, count in ended.items() if count)
-            + f"; ending early saved {self.saved:.0%} of all {self.unit}"
-            + (f"; {self.resumed} of the trials were in {self.storage}" if self.resumed else ""),
-        ]  # fmt: skip
+            f"{self.samples:,} {self.unit} each; {ended}; ending early saved {self.saved:.0%} of all {self.unit}{before}",
+        ]
         if self.importance:
             shares = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in self.importance.items())
             lines.append(f"what decides about a place in the best tenth: {shares}")

@@ -34,7 +34,9 @@ class Space:
         if not 0 < low < high < math.inf:
             raise ConfigError(f"rate_factor = {self.rate_factor}: (least, most), positive, the first one smaller")
         if self.warmup_samples is not None and not 0 <= self.warmup_samples[0] < self.warmup_samples[1]:
-            raise ConfigError(f"warmup_samples = {self.warmup_samples}: (least, most), 0 or more, the first one smaller")
+            raise ConfigError(
+                f"warmup_samples = {self.warmup_samples}: (least, most), 0 or more, the first one smaller"
+            )
 
     def setting(self, chosen: Parameters, present: Setting) -> Setting:
         """The whole setting of a trial; what isn't searched is the present one's."""

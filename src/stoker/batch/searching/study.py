@@ -140,8 +140,8 @@ class Asked:
 def opened(path: Path, space: Space, seed: int, asked: Mapping[str, Any]) -> Iterator[Study]:
     """The study of that file, made where there is none.
 
-    `asked`: all that its trials hang on, in plain types. ConfigError where the file's study was made with anything else,
-    naming it, where the file is no study, and without Optuna; RunError where another process is at it.
+    `asked`: all that its trials hang on, in plain types. ConfigError where the file's study was made with anything
+    else, naming it, where the file is no study, and without Optuna; RunError where another process is at it.
     """
     optuna = _optuna()
     if "?" in str(path):
@@ -157,9 +157,7 @@ def opened(path: Path, space: Space, seed: int, asked: Mapping[str, Any]) -> Ite
             storage.engine.dispose()
 
 
-def _load(
-    optuna: ModuleType, storage: Any, path: Path, space: Space, seed: int, asked: Mapping[str, Any]
-) -> Study:
+def _load(optuna: ModuleType, storage: Any, path: Path, space: Space, seed: int, asked: Mapping[str, Any]) -> Study:
     median = optuna.pruners.MedianPruner(
         n_startup_trials=UNPRUNED_TRIALS, n_warmup_steps=math.ceil(asked["evaluations"] / 4)
     )
