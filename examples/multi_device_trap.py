@@ -1,7 +1,7 @@
 """The multi-device trap on real ranks: 64 images a device train well, 512 over all devices don't, at equal samples.
 
 python examples/multi_device_trap.py           # about a minute on two cores
-python examples/multi_device_trap.py --quick   # two seeds
+python examples/multi_device_trap.py --quick   # three seeds for six
 
 Handwritten digits (they come with scikit-learn), a small conv net, SGD with momentum; its learning rate is right for 64
 images per update on one device. Two gloo processes are the devices. `judge_trap` reads the held-out losses.
@@ -118,7 +118,7 @@ def judged(found: dict[str, list[tuple[float, float]]]) -> Trap:
 
 def main() -> None:
     """Prints the table and the judgement."""
-    found = measure(range(2) if "--quick" in sys.argv else range(6))
+    found = measure(range(3) if "--quick" in sys.argv else range(6))
     print(f"{'':42} updates  held-out loss (by seed)")
     for name, (_, made) in CASES.items():
         updates = sum(plan.updates(setting) for setting, plan in made)

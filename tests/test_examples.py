@@ -1,5 +1,6 @@
 """The examples that ship run as they are, only shorter."""
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,13 @@ def test_a_batch_example_trains_and_is_ready_for_every_command(name: str, words:
     whole, first = (torch.utils._pytree.tree_leaves(target.make_batch(n))[0] for n in (size, 1))
     assert torch.equal(whole[:1], first)  # the longest come first, whatever the size
     assert prove(target, size=size, splits=[size // 2], ranks=(1,)).largest is not None
+
+
+@pytest.mark.slow
+def test_the_multi_device_trap_is_sprung_and_a_rate_that_follows_gets_out_of_it() -> None:
+    example = runpy.run_path(str(EXAMPLES / "multi_device_trap.py"))
+    found = example["judged"](example["measure"](range(3)))
+    assert found.state == "holds"
+    ((_, apart),) = found.same
+    assert apart < 1e-3  # accumulation at the same global batch is the same training
+    assert [share > 0.5 and better.surely_more for _, better, share in found.cures] == [True, True]

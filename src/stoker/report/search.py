@@ -131,10 +131,7 @@ def _course(found: Json) -> str:
 
 
 def _table(found: Json) -> Table:
-    ordered = sorted(
-        found["trials"],
-        key=lambda t: (t["end"] != "complete", 0 if t["end"] == "complete" else -t["samples"], t["loss"] or math.inf),
-    )
+    ordered = sorted(found["trials"], key=_rank)
     rows = [
         (
             str(trial["number"]),
@@ -151,3 +148,9 @@ def _table(found: Json) -> Table:
     head = ("trial", f"{found['unit']} per update", "rate factor", "warm-up", "ended", "at", "held-out loss", "seconds")
     strong = [place for place, trial in enumerate(ordered) if trial["number"] == found["best"]]
     return Table(head, rows, strong, words=(4,))
+
+
+def _rank(trial: Json) -> tuple[bool, int, float]:
+    """The best first; those that ended early after them, the longest first."""
+    early = trial["end"] != "complete"
+    return early, -trial["samples"] if early else 0, math.inf if trial["loss"] is None else trial["loss"]

@@ -1,5 +1,6 @@
 """What a search found. No torch here."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -106,7 +107,7 @@ class Searched:
         before = f"; {self.resumed} of the trials were in {self.storage}" if self.resumed else ""
         lines = [
             self.verdict,
-            f"{self.samples:,} {self.unit} each; {ended}; ending early saved {self.saved:.0%} of all {self.unit}{before}",
+            f"{self.samples:,} {self.unit} each; {ended}; ending early saved {self.saved:.0%} of them all{before}",
         ]
         if self.importance:
             shares = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in self.importance.items())
@@ -145,8 +146,8 @@ def _chosen(setting: Setting) -> tuple[int, float, int]:
 
 def _rank(trial: Trial) -> tuple[bool, int, float]:
     """The best first; those that ended early after them, the longest first."""
-    complete = trial.end == "complete"
-    return not complete, 0 if complete else -trial.samples, float("inf") if trial.loss is None else trial.loss
+    early = trial.end != "complete"
+    return early, -trial.samples if early else 0, math.inf if trial.loss is None else trial.loss
 
 
 def _words(setting: Setting, unit: str) -> str:

@@ -52,15 +52,13 @@ class Study:
         """The next trial; the present setting is the first one, where the space holds it."""
         done = self.done()
         mixed = int(np.random.SeedSequence((self._seed, done)).generate_state(1)[0])
-        with _quiet(self._optuna):
-            self._study.sampler = self._optuna.samplers.TPESampler(
-                seed=mixed, multivariate=True, n_startup_trials=RANDOM_TRIALS
-            )
-            own = self._space.own(present)
-            if not done and own is not None:
-                self._study.enqueue_trial(own)
-            trial = self._study.ask(self._distributions())
-        return Asked(self._optuna, self._study, trial)
+        self._study.sampler = self._optuna.samplers.TPESampler(
+            seed=mixed, multivariate=True, n_startup_trials=RANDOM_TRIALS
+        )
+        own = self._space.own(present)
+        if not done and own is not None:
+            self._study.enqueue_trial(own)
+        return Asked(self._optuna, self._study, self._study.ask(self._distributions()))
 
     def trials(self, present: Setting) -> tuple[Trial, ...]:
         """Those that are done."""
@@ -76,9 +74,8 @@ class Study:
         complete = [t for t in self._ended() if t.state == self._optuna.trial.TrialState.COMPLETE]
         if len(complete) < LEAST_FOR_IMPORTANCE or len(complete[0].params) < 2:
             return {}
-        with _quiet(self._optuna):
-            evaluator = self._optuna.importance.PedAnovaImportanceEvaluator()
-            found = self._optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        evaluator = self._optuna.importance.PedAnovaImportanceEvaluator()
+        found = self._optuna.importance.get_param_importances(self._study, evaluator=evaluator)
         return {str(name): float(share) for name, share in found.items() if math.isfinite(share)}
 
     def bury(self) -> None:
@@ -220,10 +217,11 @@ def _alone(path: Path) -> Iterator[None]:
     """A lock beside the file: SQLite has locks of its own on the file itself."""
     lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process searches with {path}: wait for it, or give another file") from None
         yield
-    except BlockingIOError:
-        raise RunError(f"another process searches with {path}: wait for it, or give another file") from None
     finally:
         os.close(lock)
 
