@@ -6,12 +6,13 @@ import re
 import pytest
 
 from stoker.batch.searching.searched import End, Searched, Trial
+from stoker.batch.searching.space import Space
 from stoker.batch.trainings.setting import Setting
 from stoker.report import search
 from stoker.report.html import page
 from tests.report import found
 
-PRESENT = Setting(64)
+PRESENT, SPACE = Setting(64), Space((16, 64, 128, 256, 1024))
 
 
 def trial(number: int, size: int, factor: float, end: End = "complete", loss: float | None = 0.5) -> Trial:
@@ -20,7 +21,7 @@ def trial(number: int, size: int, factor: float, end: End = "complete", loss: fl
 
 
 def searched(*trials: Trial) -> Searched:
-    return Searched("images", 1000, 4, PRESENT, trials, {"batch": 0.7, "rate_factor": 0.3}, 0, "study.db")
+    return Searched("images", 1000, 4, PRESENT, SPACE, trials, {"batch": 0.7, "rate_factor": 0.3}, 0, "study.db")
 
 
 SEVERAL = searched(

@@ -31,8 +31,8 @@ def sections(found: Json) -> Iterator[Section]:
             ", ".join(f"{count} {end}" for end, count in ended.items() if count)
             + f"; ending early saved {found['saved']:.0%} of all {found['unit']}",
             *([f"what decides about a place in the best tenth: {shares}"] if shares else []),
-            "one seed: train the best ones with other seeds before a small difference is believed",
         ],
+        warnings=found["warnings"],
     )
     if ended["complete"]:
         yield Section("Held-out loss, trial by trial", picture=_course(found))
@@ -96,7 +96,8 @@ def _dot(x: float, y: float, end: str, rank: float, told: str) -> list[str]:
     if end == "pruned":
         look = "fill:none;stroke:var(--slate)"
         return [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" style="{look}" stroke-width="1.4">{title}</circle>']
-    path = f"M{x - 4:.1f},{y - 4:.1f}l8,8m0,-8l-8,8"
+    left, right, top, bottom = x - 4, x + 4, y - 4, y + 4
+    path = f"M{left:.1f},{top:.1f}L{right:.1f},{bottom:.1f}M{right:.1f},{top:.1f}L{left:.1f},{bottom:.1f}"
     return [f'<path d="{path}" style="stroke:var(--amber)" stroke-width="2">{title}</path>']
 
 

@@ -52,3 +52,16 @@ def test_what_is_no_space_is_refused(sizes: tuple[int, ...], changed: dict[str, 
 def test_a_batch_that_no_micro_batch_divides_is_refused_before_anything_is_trained() -> None:
     with pytest.raises(ConfigError, match="micro-batch"):
         Space((48,)).check(Setting(64, examples_per_microbatch=32))
+
+
+def test_settings_at_the_ends_of_the_space_are_told() -> None:
+    space, present = Space((16, 32, 64), (0.1, 10.0), (0, 100)), Setting(32)
+    inner = space.setting({"batch": 1, "rate_factor": 1.0, "warmup_samples": 0}, present)
+    assert space.edges(inner, present) == []  # no warm-up at all is no edge
+    outer = space.setting({"batch": 2, "rate_factor": 9.0, "warmup_samples": 99}, present)
+    told = " ".join(space.edges(outer, present))
+    assert "64 examples per update, the largest" in told and "9 x the rate" in told and "99 samples" in told
+    assert (
+        "smallest"
+        in space.edges(space.setting({"batch": 0, "rate_factor": 1.0, "warmup_samples": 9}, present), present)[0]
+    )

@@ -60,7 +60,7 @@ def search(
                 each = (time.perf_counter() - start) / (done + 1 - resumed)
                 on_part(f"trial {done + 1} of {trials}", each * (trials - done - 1))
         found, importance, unit = study.trials(present), study.importance(), study.unit()
-    return Searched(unit, plan.samples, plan.evaluations, present, found, importance, resumed, str(storage))
+    return Searched(unit, plan.samples, plan.evaluations, present, space, found, importance, resumed, str(storage))
 
 
 def _around(present: Setting) -> Space:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from stoker.batch.searching.space import Space
 from stoker.batch.trainings.setting import Setting
 
 __all__ = ["End", "Searched", "Trial"]
@@ -43,6 +44,7 @@ class Searched:
     evaluations: int
     """Of a complete training."""
     present: Setting
+    space: Space
     trials: tuple[Trial, ...]
     importance: Mapping[str, float]
     """Of each searched parameter for being among the best tenth of the complete trials, adding up to 1
@@ -73,6 +75,20 @@ class Searched:
         """Share of the samples of all trials that wasn't trained on, as they ended early."""
         return 1 - sum(min(t.samples, self.samples) for t in self.trials) / max(1, self.samples * len(self.trials))
 
+    @property
+    def warnings(self) -> list[str]:
+        """About the best."""
+        told = [
+            "chosen by one seed, on the held-out data that it is shown on: train the best ones with other seeds before "
+            "you believe a small difference"
+        ]
+        best = self.best
+        if best is None:
+            return []
+        if edges := self.space.edges(best.setting, self.present):
+            told.insert(0, f"the best lies at the edge of what was searched: {'; '.join(edges)}: search beyond it")
+        return told
+
     def to_json(self) -> dict[str, Any]:
         """Plain types."""
         found = {
@@ -85,7 +101,9 @@ class Searched:
             "importance": dict(self.importance),
             "best": None if best is None else best.number,
             "own": None if own is None else own.number,
+            "space": self.space.to_json(),
             "ended": self.ended,
+            "warnings": self.warnings,
             "verdict": self.verdict,
         }
 
@@ -112,11 +130,7 @@ class Searched:
         if self.importance:
             shares = ", ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in self.importance.items())
             lines.append(f"what decides about a place in the best tenth: {shares}")
-        if self.best is not None:
-            lines.append(
-                "Chosen by one seed on the data that it was chosen by: train the best ones with other seeds before a "
-                "small difference is believed."
-            )
+        lines += [f"warning: {text}" for text in self.warnings]
         return "\n".join([*lines, "", *self._table()])
 
     def _table(self) -> list[str]:

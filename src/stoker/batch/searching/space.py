@@ -10,6 +10,9 @@ from stoker.errors import ConfigError
 
 __all__ = ["Parameters", "Space", "powers_of_two"]
 
+EDGE = 0.05
+"""Of a range (of its logarithm, for the rate): so near its end a setting lies at it."""
+
 Parameters = Mapping[str, float]
 """What a trial chose: "batch" (a place in `examples_per_update`), "rate_factor" and, if searched, "warmup_samples"."""
 
@@ -50,6 +53,21 @@ class Space:
             examples_per_microbatch=None if held is None else min(held, size),
             warmup_samples=int(chosen.get("warmup_samples", present.warmup_samples)),
         )
+
+    def edges(self, found: Setting, present: Setting) -> list[str]:
+        """In words: the ends of the space that a setting lies at, beyond which there may be better ones."""
+        told = []
+        sizes, warmup = self.examples_per_update, self.warmup_samples
+        if len(sizes) > 1 and found.examples_per_update in (sizes[0], sizes[-1]):
+            end = "smallest" if found.examples_per_update == sizes[0] else "largest"
+            told.append(f"{found.examples_per_update} examples per update, the {end}")
+        low, high = self.rate_factor
+        place = math.log(found.rate_factor / present.rate_factor / low) / math.log(high / low)
+        if not EDGE <= place <= 1 - EDGE:
+            told.append(f"{found.rate_factor:.3g} x the rate, of {low:g} to {high:g}")
+        if warmup is not None and found.warmup_samples > warmup[1] - EDGE * (warmup[1] - warmup[0]):
+            told.append(f"{found.warmup_samples} samples of warm-up, of at most {warmup[1]}")
+        return told
 
     def own(self, present: Setting) -> dict[str, float] | None:
         """The present setting as a trial's choice; None where it lies outside."""
