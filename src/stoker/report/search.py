@@ -44,8 +44,7 @@ def _map(found: Json) -> str:
     sizes = sorted({trial["setting"]["examples_per_update"] for trial in trials})
     factors = [trial["setting"]["rate_factor"] for trial in trials]
     across, up = _axis(sizes, LEFT + 40, WIDTH - RIGHT - 40), _axis(factors, TOP + HEIGHT - 14, TOP + 14)
-    title = f"Learning rate factor against {found['unit']} per update (both logarithmic)"
-    parts = [words(0, TOP - 38, title, "start", "panel"), *_legend()]
+    parts = [words(0, TOP - 38, "Factor of the learning rate, logarithmic", "start", "panel"), *_legend()]
     for value in _decades(min(factors), max(factors)):
         y = up(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -69,7 +68,9 @@ def _map(found: Json) -> str:
             left = x > WIDTH / 2
             label = f"best: {trial['loss']:.4g}"
             parts.append(words(x - 16 if left else x + 16, y + 4, label, "end" if left else "start", "note"))
-    return svg(TOP + HEIGHT + 30, "trials by batch and learning rate", parts)
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(words(middle, TOP + HEIGHT + 44, f"{found['unit']} per update (logarithmic)", "middle"))
+    return svg(TOP + HEIGHT + 56, "trials by batch and learning rate", parts)
 
 
 def _axis(values: Sequence[float], low: float, high: float) -> Any:
