@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from stoker.batch.proving import prove
     from stoker.batch.rates import RateFollower
     from stoker.batch.scaling import Rescaled, rescale
+    from stoker.batch.searching.searched import Searched
+    from stoker.batch.searching.space import Space
     from stoker.batch.stages import Progress, Ramp, Stages
     from stoker.batch.sweeping import sweep
     from stoker.batch.swept import Sweep
     from stoker.batch.target import Maker, Target, Workload
     from stoker.batch.tracing import Trace, trace
     from stoker.batch.tradeoff import Doubling, Tradeoff, doubling, fit_tradeoff
+    from stoker.batch.trainings.trap import judge_trap
     from stoker.batch.warmup import WarmupWatch
 
 __all__ = [
@@ -51,6 +54,8 @@ __all__ = [
     "Ramp",
     "RateFollower",
     "Rescaled",
+    "Searched",
+    "Space",
     "Stages",
     "Sweep",
     "Target",
@@ -64,6 +69,7 @@ __all__ = [
     "fit_tradeoff",
     "from_parts",
     "from_two_sizes",
+    "judge_trap",
     "predicted",
     "prove",
     "rescale",
@@ -92,6 +98,8 @@ if not TYPE_CHECKING:
             "Ramp": "stages",
             "RateFollower": "rates",
             "Rescaled": "scaling",
+            "Searched": "searching.searched",
+            "Space": "searching.space",
             "Stages": "stages",
             "Sweep": "swept",
             "Target": "target",
@@ -105,6 +113,7 @@ if not TYPE_CHECKING:
             "fit_tradeoff": "tradeoff",
             "from_parts": "noise",
             "from_two_sizes": "noise",
+            "judge_trap": "trainings.trap",
             "predicted": "predicting",
             "prove": "proving",
             "rescale": "scaling",
