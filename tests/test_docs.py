@@ -53,7 +53,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["accumulation.md", "noise.md", "schedules.md"])
+@pytest.mark.parametrize("name", ["accumulation.md", "multi_device.md", "noise.md", "schedules.md"])
 def test_examples_of_the_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Python blocks as one script; those with a title are files beside it."""
     script = ""
