@@ -35,6 +35,7 @@ TORCH_FREE = (
     "stoker.batch.levers",
     "stoker.batch.noise",
     "stoker.batch.plan",
+    "stoker.batch.scanning.scanned",
     "stoker.batch.search",
     "stoker.batch.searching.searched",
     "stoker.batch.searching.space",

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from stoker.batch.proving import prove
     from stoker.batch.rates import RateFollower
     from stoker.batch.scaling import Rescaled, rescale
+    from stoker.batch.scanning.rate_scan import RateScan
+    from stoker.batch.scanning.rates import scan_rates
+    from stoker.batch.scanning.scanned import Scan
+    from stoker.batch.scanning.sizes import scan
     from stoker.batch.searching.searched import Searched
     from stoker.batch.searching.space import Space
     from stoker.batch.stages import Progress, Ramp, Stages
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     from stoker.batch.target import Maker, Target, Workload
     from stoker.batch.tracing import Trace, trace
     from stoker.batch.tradeoff import Doubling, Tradeoff, doubling, fit_tradeoff
+    from stoker.batch.trainings.history import History
+    from stoker.batch.trainings.setting import Setting
+    from stoker.batch.trainings.training import Plan
     from stoker.batch.trainings.trap import judge_trap
     from stoker.batch.warmup import WarmupWatch
 
@@ -43,18 +50,23 @@ __all__ = [
     "ChangingBatches",
     "Doubling",
     "Fit",
+    "History",
     "Horizon",
     "LoaderOptions",
     "Maker",
     "NoiseEstimate",
     "NoiseSample",
     "NoiseScale",
+    "Plan",
     "Progress",
     "Proof",
     "Ramp",
     "RateFollower",
+    "RateScan",
     "Rescaled",
+    "Scan",
     "Searched",
+    "Setting",
     "Space",
     "Stages",
     "Sweep",
@@ -73,6 +85,8 @@ __all__ = [
     "predicted",
     "prove",
     "rescale",
+    "scan",
+    "scan_rates",
     "sweep",
     "trace",
     "windows",
@@ -87,18 +101,23 @@ if not TYPE_CHECKING:
             "ChangingBatches": "changing",
             "Doubling": "tradeoff",
             "Fit": "certificate",
+            "History": "trainings.history",
             "Horizon": "horizons",
             "LoaderOptions": "loading",
             "Maker": "target",
             "NoiseEstimate": "noise",
             "NoiseSample": "noise",
             "NoiseScale": "noise",
+            "Plan": "trainings.training",
             "Progress": "stages",
             "Proof": "proof",
             "Ramp": "stages",
             "RateFollower": "rates",
+            "RateScan": "scanning.rate_scan",
             "Rescaled": "scaling",
+            "Scan": "scanning.scanned",
             "Searched": "searching.searched",
+            "Setting": "trainings.setting",
             "Space": "searching.space",
             "Stages": "stages",
             "Sweep": "swept",
@@ -117,6 +136,8 @@ if not TYPE_CHECKING:
             "predicted": "predicting",
             "prove": "proving",
             "rescale": "scaling",
+            "scan": "scanning.sizes",
+            "scan_rates": "scanning.rates",
             "sweep": "sweeping",
             "trace": "tracing",
             "windows": "accumulation",

@@ -24,7 +24,7 @@ from stoker.batch.trainings.history import Evaluation, History
 from stoker.batch.trainings.setting import Setting
 from stoker.errors import ConfigError
 
-__all__ = ["Make", "Plan", "train", "train_anew"]
+__all__ = ["Make", "Plan", "targeted", "train", "train_anew"]
 
 Make = str | Maker | Callable[[], Target]
 """Makes a target anew, by a function or where to find one (`file.py:make_target`)."""
@@ -62,12 +62,17 @@ def train_anew(make: Make, setting: Setting, plan: Plan, **told: Any) -> History
     """
     with randomness.kept():
         randomness.begin(setting.seed)
-        made: Workload = Maker(make)() if isinstance(make, str) else make()
-        if not isinstance(made, Target):
-            raise ConfigError(
-                f"a training needs a stoker.batch.Target with a model, a loss and a loader, not a {type(made).__name__}"
-            )
-        return train(made, setting, plan, **told)
+        return train(targeted(make), setting, plan, **told)
+
+
+def targeted(make: Make) -> Target:
+    """What is made. ConfigError where that is no Target."""
+    made: Workload = Maker(make)() if isinstance(make, str) else make()
+    if not isinstance(made, Target):
+        raise ConfigError(
+            f"a training needs a stoker.batch.Target with a model, a loss and a loader, not a {type(made).__name__}"
+        )
+    return made
 
 
 def train(
