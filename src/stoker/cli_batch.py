@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 if TYPE_CHECKING:
     from stoker.batch.target import Maker
 
-__all__ = ["batch"]
+__all__ = ["Html", "Json", "TargetPath", "Words", "batch", "maker", "numbers"]
 
 batch = typer.Typer(
     no_args_is_help=True,
@@ -77,7 +77,7 @@ def fit(
 
         limit = _bytes(limit_gib, "--limit-gib")
         found = run_fit(
-            _maker(target, words), limit_bytes=limit, headroom=headroom, start=start, most=most, ranks=ranks,
+            maker(target, words), limit_bytes=limit, headroom=headroom, start=start, most=most, ranks=ranks,
             deadline_seconds=deadline, on_trial=None if as_json else trial,
         )  # fmt: skip
         made = found.to_json()
@@ -118,7 +118,7 @@ def sweep(
 
         with aside():
             found = run_sweep(
-                _maker(target, words), _numbers(sizes, "--sizes"), present=present, largest=largest, scenario=scenario,
+                maker(target, words), numbers(sizes, "--sizes"), present=present, largest=largest, scenario=scenario,
                 remedies=remedies, on_part=None if as_json else parts(),
             )  # fmt: skip
         from stoker.report.sweep import sections
@@ -171,7 +171,7 @@ def memory(
             found = of_run(load(Path(target), words or []), capacity)
         elif ":" in target:
             with aside():
-                found = of_target(_maker(target, words)(), size, capacity, None if as_json else parts())
+                found = of_target(maker(target, words)(), size, capacity, None if as_json else parts())
         else:
             from stoker.memory import Setup
 
@@ -210,7 +210,7 @@ def prove(
 
         with aside():
             found = run_prove(
-                _maker(target, words), size=size, splits=_numbers(splits, "--splits"), ranks=_numbers(ranks, "--ranks"),
+                maker(target, words), size=size, splits=numbers(splits, "--splits"), ranks=numbers(ranks, "--ranks"),
                 deadline_s=deadline, on_part=None if as_json else parts(),
             )  # fmt: skip
         from stoker.report.prove import sections
@@ -241,7 +241,8 @@ def _bytes(gib: float | None, option: str) -> int | None:
     return int(gib * 2**30)
 
 
-def _maker(target: str, words: list[str] | None) -> "Maker":
+def maker(target: str, words: list[str] | None) -> "Maker":
+    """What TARGET and its words name. ConfigError where that can't be."""
     from stoker.batch.target import Maker
 
     if target.endswith(".toml"):
@@ -254,7 +255,8 @@ def _maker(target: str, words: list[str] | None) -> "Maker":
     return Maker(target, tuple(words or ()))
 
 
-def _numbers(text: str | None, option: str) -> list[int] | None:
+def numbers(text: str | None, option: str) -> list[int] | None:
+    """Whole ones of an option. ConfigError for others."""
     if text is None:
         return None
     try:

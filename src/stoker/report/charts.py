@@ -58,14 +58,16 @@ class Plot:
     marks: Sequence[Mark] = ()
     percent: bool = False
     height: int = 210
+    least: float = 0.0
+    """Where the y axis begins."""
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where data land, in pixels; y from 0."""
+    """Where data land, in pixels."""
 
     x_range: Point
-    top_value: float
+    y_range: Point
     top: float
     bottom: float
     logarithmic: bool
@@ -76,7 +78,8 @@ class _Frame:
         return LEFT + 18 + share * (WIDTH - RIGHT - 18 - LEFT - 18)
 
     def y(self, value: float) -> float:
-        return self.bottom - value / self.top_value * (self.bottom - self.top)
+        low, high = self.y_range
+        return self.bottom - (value - low) / (high - low) * (self.bottom - self.top)
 
     def path(self, points: Sequence[Point]) -> str:
         return "M" + "L".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
@@ -85,7 +88,7 @@ class _Frame:
 def plots(shown: Sequence[Plot], *, x_title: str, x_ticks: Sequence[float] = ()) -> str:
     """Plots over one another that share their x axis: logarithmic with labels at `x_ticks`, or from 0 without them.
 
-    y axes begin at 0.
+    y axes begin at 0, or where a plot says.
     """
     xs = [x for plot in shown for curve in plot.curves for x, _ in curve.points]
     low, high = (min(xs), max(xs)) if xs else (1.0, 2.0)
@@ -94,7 +97,7 @@ def plots(shown: Sequence[Plot], *, x_title: str, x_ticks: Sequence[float] = ())
         x_range = (0.0, high)
     parts, top = [], 0.0
     for plot in shown:
-        frame = _Frame(x_range, _top_of(plot), top + 58, top + 58 + plot.height, bool(x_ticks))
+        frame = _Frame(x_range, (plot.least, _top_of(plot)), top + 58, top + 58 + plot.height, bool(x_ticks))
         parts += _plot(plot, frame, x_ticks or ticks(*x_range, 8))
         top = frame.bottom + 34
     parts.append(words((LEFT + WIDTH - RIGHT) / 2, top + 14, x_title, "middle"))
@@ -106,7 +109,7 @@ def _plot(plot: Plot, frame: _Frame, x_ticks: Sequence[float]) -> list[str]:
     named = [curve for curve in plot.curves if curve.name]
     parts = [words(0, frame.top - 38, plot.title, "start", "panel"), *_keys(named, frame.top - 38)]
     parts += _bands(plot.bands, frame)
-    for value in ticks(0.0, frame.top_value, 5):
+    for value in ticks(*frame.y_range, 5):
         y, label = frame.y(value), f"{100 * value:.3g} %" if plot.percent else number(value)
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(words(left - 10, y + 4, label, "end"))
@@ -129,7 +132,7 @@ def _top_of(plot: Plot) -> float:
     values = [y for curve in plot.curves for _, y in curve.points]
     values += [high for curve in plot.curves for _, high in curve.spread]
     values += [mark.at for mark in plot.marks if not mark.upright]
-    return 1.12 * max([*values, 1e-12])
+    return plot.least + 1.12 * max(max(values, default=0.0) - plot.least, 1e-12)
 
 
 def _bands(bands: Sequence[Band], frame: _Frame) -> list[str]:

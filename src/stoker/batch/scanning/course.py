@@ -9,7 +9,7 @@ import torch
 
 from stoker.batch.rates import FOLLOWING, kind_of
 from stoker.batch.scanning.described import Described, Equal
-from stoker.batch.target import Maker, Target
+from stoker.batch.target import Target
 from stoker.batch.telling import OnPart
 from stoker.batch.trainings.history import History
 from stoker.batch.trainings.setting import Setting

@@ -119,8 +119,8 @@ def _warnings(course: Course, arms: Sequence[Arm], half_width: float | None, is_
     if early:
         sizes = ", ".join(f"{arm.setting.examples_per_update:,}" for arm in early)
         yield (
-            f"at {sizes} the held-out loss was lowest before the end and rose again (overfitting): compare at fewer "
-            "samples, or regularise"
+            f"at {sizes} the held-out loss was lowest before the end and rose again (overfitting, or a learning rate "
+            "that is too high): compare at fewer samples, regularise, or lower the rate"
         )
 
 

@@ -1,0 +1,95 @@
+"""`stoker batch`, second half: which batch to take, decided by trainings at equal samples."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stoker.cli_batch import Html, Json, TargetPath, Words, batch, maker, numbers
+from stoker.cli_batch_frame import aside, framed, show
+from stoker.cli_progress import parts
+from stoker.errors import ConfigError
+
+if TYPE_CHECKING:
+    from stoker.batch.target import Maker
+
+__all__ = ["batch", "scan", "trained"]
+
+
+@batch.command(
+    help="Which batch keeps quality: trainings at several sizes with the same seeds, order and number of samples."
+    "\n\nThe held-out loss, mean and spread over seeds, says which sizes are kept (quality candidates), the time of an "
+    "update from where a larger one stops being faster (efficiency candidate); the two are reconciled by accumulation "
+    "or by a small scan of the learning rate, or it says why they can't be. TARGET's `load` and `validate` are needed."
+    "\n\nIt takes sizes x seeds whole trainings.",
+    epilog="Example: stoker batch scan examples/batch_digits.py:make_target --samples 23000 --base 16 --html scan.html",
+)
+def scan(
+    target: TargetPath,
+    samples: Annotated[int, typer.Option(help="That each training sees.", min=1)],
+    base: Annotated[int, typer.Option(help="Examples per update that TARGET's learning rate is right for.", min=1)],
+    words: Words = None,
+    sizes: Annotated[str, typer.Option(help="Examples per update.")] = "16,32,64,128",
+    seeds: Annotated[int, typer.Option(help="Trainings at each size; one tells nothing apart.", min=1)] = 3,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help="How the rate follows the batch: linear, sqrt or keep. Without it: the optimizer's own.",
+            show_default=False,
+        ),
+    ] = None,
+    fits: Annotated[
+        int | None,
+        typer.Option(
+            help="The largest micro-batch that fits in memory; larger updates accumulate.", min=1, show_default=False
+        ),
+    ] = None,
+    factors: Annotated[
+        str | None,
+        typer.Option(help="Of the rate, where it is scanned, as 0.5,1,2. Without it: as suits.", show_default=False),
+    ] = None,
+    warmup: Annotated[int, typer.Option(help="Samples over which the rate rises from 0.", min=0)] = 0,
+    decay: Annotated[str, typer.Option(help="Of the rate after that: constant, linear or cosine.")] = "constant",
+    clip: Annotated[
+        float | None, typer.Option(help="The gradient's norm at most. Without it: as it is.", show_default=False)
+    ] = None,
+    evaluations: Annotated[int, typer.Option(help="Of held-out data in each training.", min=1)] = 8,
+    html: Html = None,
+    as_json: Json = False,
+) -> None:
+    """Wires `stoker.batch.scan`."""
+    with framed(html, as_json):
+        made_by = trained(target, words, "scan")
+        from stoker.batch.scanning.sizes import scan as run_scan
+        from stoker.batch.trainings.setting import Setting
+        from stoker.batch.trainings.training import Plan
+
+        present = Setting(base, rule=rule, warmup_samples=warmup, decay=decay, clip_norm=clip)  # type: ignore[arg-type]
+        with aside():
+            found = run_scan(
+                made_by, numbers(sizes, "--sizes") or [], Plan(samples, evaluations), present, seeds=seeds, fits=fits,
+                factors=_factors(factors), on_part=None if as_json else parts(),
+            )  # fmt: skip
+        from stoker.report.scan import sections
+
+        made = found.to_json()
+        show("Scan", target, made, str(found), lambda: sections(made), html, as_json)
+
+
+def trained(target: str, words: list[str] | None, command: str) -> "Maker":
+    """A function that makes a training. ConfigError for a run file: it has no held-out loss at equal samples."""
+    if target.endswith(".toml"):
+        raise ConfigError(
+            f"`stoker batch {command}` compares trainings by their held-out loss, which a reinforcement-learning run "
+            f"doesn't have: train {target} at a few sizes (`stoker train {target} sampling.prompts_per_step=64`) and "
+            "compare their held-out accuracy at equal samples, or name a function (file.py:make_target)"
+        )
+    return maker(target, words)
+
+
+def _factors(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [float(word) for word in text.replace(",", " ").split()]
+    except ValueError:
+        raise ConfigError(f"--factors = '{text}': numbers are needed, as 0.5,1,2") from None
