@@ -3,9 +3,9 @@
     python examples/batch_change.py            # as in docs/scan.md
     python examples/batch_change.py --quick    # shorter, two seeds: that it runs
 
-The data are the 1,797 handwritten digits that come with scikit-learn, shifted by up to a pixel and drowned in noise, anew
-in each epoch, so that a small network gets about 85 % of the held-out ones right. All trainings of a seed see the same
-768,000 images in the same order: 12,000 updates of 64, or 6,000 of 128.
+The data are the 1,797 handwritten digits that come with scikit-learn, shifted by up to a pixel and drowned in noise,
+anew in each epoch, so that a small network gets about 85 % of the held-out ones right. All trainings of a seed see the
+same 768,000 images in the same order: 12,000 updates of 64, or 6,000 of 128.
 """
 
 import sys
@@ -108,12 +108,11 @@ def table(arms: dict[str, Arm], samples: int) -> Iterable[str]:
         right = accuracies(arm)
         apart = [100 * (after - before) for after, before in zip(right, base, strict=True)]
         half = quantile(len(apart) - 1) * stdev(apart) / len(apart) ** 0.5
-        against = (
-            f"{fmean(apart):+.2f} ({fmean(apart) - half:+.2f} to {fmean(apart) + half:+.2f})" if any(apart) else ""
-        )
+        low, mean, high = fmean(apart) - half, fmean(apart), fmean(apart) + half
+        against = f"{mean:+.2f} ({low:+.2f} to {high:+.2f}) points" if any(apart) else ""
         yield (
             f"{name:<34}{arm.learning_rate:>6.3g}{arm.updates:>9,}{arm.mean:>9.4f}{100 * fmean(right):>9.2f} %"
-            f"{against + ' points' if against else '':>32}"
+            f"{against:>32}"
         )
 
 

@@ -61,8 +61,8 @@ class Course:
         """Several seeds began with the same weights."""
         return len(self._first) > 1 and len(set(self._first.values())) == 1
 
-    def train(self, setting: Setting, what: str, after: Sequence[Setting] = ()) -> History:
-        """One training; `after`: those still to come, for the time that is left."""
+    def train(self, setting: Setting, what: str, after: Sequence[Setting] | None = ()) -> History:
+        """One training; `after`: those still to come, for the time that is left; None: not known yet."""
         start = self._clock()
         history = train_anew(lambda: self._made(setting.seed), setting, self._plan)
         if not history.diverged:  # which ends early and tells nothing of the others' time
@@ -72,10 +72,10 @@ class Course:
             self._on_part(f"{what}, seed {setting.seed}: {end}", self._left(after))
         return history
 
-    def _left(self, after: Sequence[Setting]) -> float | None:
+    def _left(self, after: Sequence[Setting] | None) -> float | None:
         """Seconds of the trainings to come: as long as others of their sizes took, or as all did on average."""
         if not after:
-            return 0.0
+            return None if after is None else 0.0
         if not self._took:
             return None
         typical = fmean(fmean(times) for times in self._took.values())

@@ -58,7 +58,7 @@ def scan_rates(
 def raced(course: Course, setting: Setting, factors: Sequence[float] | None, extensions: int = EXTENSIONS) -> RateScan:
     """`scan_rates` in a course of trainings."""
     race = _Race(course, setting, extensions)
-    race.first(1.0)
+    race.first(1.0, factors)
     tried = sorted({1.0, *(factors or FACTORS[course.equal.target.kind])})
     for number, factor in enumerate(tried):
         race.first(factor, tried[number + 1 :])
@@ -82,10 +82,11 @@ class _Race:
         self._course, self._setting, self._extensions = course, setting, extensions
         self.found: dict[float, list[History]] = {}
 
-    def first(self, factor: float, after: Sequence[float] = ()) -> None:
-        """The first seed, unless it was trained."""
+    def first(self, factor: float, after: Sequence[float] | None = ()) -> None:
+        """The first seed, unless it was trained; `after`: factors still to come."""
         if factor not in self.found:
-            self._train(factor, [self._at(each, self._course.seeds[0]) for each in after if each not in self.found])
+            rest = None if after is None else [each for each in after if each not in (factor, *self.found)]
+            self._train(factor, None if rest is None else [self._at(each, self._course.seeds[0]) for each in rest])
 
     def begun(self, factor: float) -> float:
         """The first seed's loss; infinite where it diverged."""
@@ -143,7 +144,7 @@ class _Race:
         for number, (factor, _) in enumerate(jobs):
             self._train(factor, [self._at(*each) for each in jobs[number + 1 :]])
 
-    def _train(self, factor: float, after: Sequence[Setting]) -> None:
+    def _train(self, factor: float, after: Sequence[Setting] | None) -> None:
         histories = self.found.setdefault(factor, [])
         setting = self._at(factor, self._course.seeds[len(histories)])
         what = f"{setting.examples_per_update:,} per update, rate x {setting.rate_factor:.4g}"

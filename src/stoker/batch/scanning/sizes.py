@@ -125,6 +125,7 @@ def _warnings(course: Course, arms: Sequence[Arm], half_width: float | None, is_
 
 
 def _rose(arm: Arm) -> float:
-    """By how much the mean held-out loss ends above its lowest."""
-    means = [each.mean for each in arm.moments()]
-    return means[-1] - min(means) if means else 0.0
+    """By how much the mean held-out loss ends above its lowest, where each seed ends above where any was then."""
+    moments = arm.moments()
+    lowest = min(moments, key=lambda each: each.mean, default=None)
+    return moments[-1].mean - lowest.mean if lowest is not None and lowest.high < moments[-1].low else 0.0
