@@ -65,9 +65,9 @@ def train(tmp_path: Path) -> str:
 
 def test_help_teaches_and_gives_an_example_each() -> None:
     text = runner.invoke(app, ["batch", "--help"]).output
-    for word in ("TARGET", "fit", "sweep", "memory", "prove", "make_target", "run.toml"):
+    for word in ("TARGET", "fit", "sweep", "memory", "prove", "scan", "make_target", "run.toml"):
         assert word in text
-    for command in ("fit", "sweep", "memory", "prove"):
+    for command in ("fit", "sweep", "memory", "prove", "scan"):
         assert f"Example: stoker batch {command} " in runner.invoke(app, ["batch", command, "--help"]).output
     assert "stoker batch fit" in runner.invoke(app, ["--help"]).output
 

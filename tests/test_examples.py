@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from stoker import dotted
 from stoker.batch import Maker, Target, prove, trace
 from stoker.config import load as config_load
+from stoker.errors import ConfigError
 from stoker.rl.tasks import read_rows
 from stoker.runner import train
 
@@ -33,6 +35,15 @@ def test_held_out_prompts_of_an_example_are_in_no_training_row(path: Path, monke
     held_out = {str(row.content) for found in rows.validation.values() for row in found}
     assert len(held_out) >= 200
     assert not train_prompts & held_out
+
+
+@pytest.mark.parametrize("name", ["scan_digits", "batch_change"])
+def test_an_example_that_compares_trainings_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main = dotted.load(str(EXAMPLES / f"{name}.py:main"), "example", ConfigError)
+    main("--quick")
+    printed = capsys.readouterr().out
+    assert "128" in printed
+    assert "accuracy" in printed
 
 
 @pytest.mark.parametrize(

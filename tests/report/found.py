@@ -1,5 +1,6 @@
 """Results to draw, small and made by hand, of the real classes; and what must hold of every picture."""
 
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -9,11 +10,40 @@ from stoker.batch import curve
 from stoker.batch.certificate import Fit, Layer, Part, Trial
 from stoker.batch.levers import TracedLever
 from stoker.batch.loading import LoaderOptions
+from stoker.batch.scanning.arms import tell_apart
+from stoker.batch.scanning.deciding import conclude
+from stoker.batch.scanning.efficiency import Efficiency
+from stoker.batch.scanning.rate_scan import RateScan, judge
+from stoker.batch.scanning.scanned import Scan
 from stoker.batch.swept import Account, DataShare, Point, Remedy, Roofline, Sweep, Verdict
 from stoker.memory.breakdown import MOMENTS, Breakdown, Margin, Row
+from tests.batch.scanning import made as by_hand
 
 MIB = 2**20
+GOOD, GOOD_TOO, BAD = [0.50, 0.51, 0.52], [0.512, 0.513, 0.514], [0.8, 0.81, 0.82]
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def scan() -> Scan:
+    """Throughput wants 64, of which a third of the rate ends as well; 128 diverges with one seed."""
+    arms = tuple(
+        by_hand.arm(size, losses, seconds=0.001 + 0.0001 * size)
+        for size, losses in ((16, GOOD), (32, GOOD_TOO), (64, BAD), (128, [0.9, math.inf, 0.91]))
+    )
+    tried = tuple(
+        by_hand.arm(64, losses, factor=factor)
+        for factor, losses in ((0.25, [0.6]), (0.5, GOOD_TOO), (0.71, GOOD), (1.0, BAD), (2.0, [math.inf]))
+    )
+    compared = list(tried[1:4])
+    rates_apart = tell_apart([arm.losses for arm in compared])
+    assert rates_apart is not None
+    kind, words = judge(tried, rates_apart, compared, 3)
+    kept = tuple(compared[number].setting.rate_factor for number in rates_apart.kept)
+    rates = RateScan(by_hand.equal(), tried, compared[rates_apart.best], rates_apart.half_width, kept, kind, words)
+    apart = tell_apart([arm.losses for arm in arms])
+    efficient = Efficiency(64, tuple(arm.rate for arm in arms), "a doubling gains less than 10 % from 45")
+    conclusion = conclude(arms, apart, efficient, rates, "examples")
+    return Scan(by_hand.equal(), arms, apart, efficient, (16, 32), rates, conclusion, ("one thing to know",))
 
 
 def sweep(*, agree: bool = True, data: bool = True) -> Sweep:

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import RunError
 from stoker.report import fit as fit_pages
-from stoker.report import memory, prove
+from stoker.report import memory, prove, scan
 from stoker.report import sweep as sweep_pages
 from stoker.report.html import Section, Table, page, save
 from tests.report import found
@@ -41,6 +41,7 @@ def documents() -> Iterator[tuple[str, str]]:
             memory.breakdown(found.breakdown().to_json(), capacity=26.5e9),
         ],
         "proof": prove.sections(PROOF),
+        "scan": scan.sections(found.scan().to_json()),
     }
     for name, sections in pages.items():
         yield name, page(name, "today", list(sections), "as printed")
@@ -119,6 +120,22 @@ def test_a_faulty_split_is_told_from_a_right_one() -> None:
     assert "2 ranks: 2 x 3 | 2" in text
     assert text.count("--rose)") >= 2  # the fault, and the line of what is one
     assert "per-microbatch mean" in text
+
+
+def test_the_scan_shows_both_axes_what_diverged_and_the_rates() -> None:
+    text = PAGES["scan"]
+    for words in (
+        "at 1,024 examples",
+        "at 8 updates",
+        "below: not told from the best",
+        "efficiency candidate",
+        "1 of 3 diverged",
+        "Learning rates at 64 examples per update",
+        "first seed only",
+        "not told from the best",
+        "lr 0.1",
+    ):
+        assert words in text, words
 
 
 def test_hostile_names_stay_text() -> None:

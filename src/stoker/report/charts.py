@@ -90,7 +90,7 @@ def plots(shown: Sequence[Plot], *, x_title: str, x_ticks: Sequence[float] = ())
 
     y axes begin at 0, or where a plot says.
     """
-    xs = [x for plot in shown for curve in plot.curves for x, _ in curve.points]
+    xs = [*x_ticks, *(x for plot in shown for curve in plot.curves for x, _ in curve.points)]
     low, high = (min(xs), max(xs)) if xs else (1.0, 2.0)
     x_range = (low, high) if high > low else (low / 2, high * 2)
     if not x_ticks:

@@ -78,7 +78,7 @@ def test_one_seed_tells_nothing_apart_and_nothing_whole_is_none() -> None:
 
 
 def test_equal_arms_are_rarely_told_apart_and_unequal_ones_are() -> None:
-    """As the docstring says: in about one scan of eight, of four equal arms and three seeds; three deviations are seen."""
+    """As the docstring says: in about one scan of eight, of four equal arms and three seeds."""
     draw = np.random.default_rng(0)
     wrong = seen = 0
     for _ in range(1000):
