@@ -40,7 +40,7 @@ def scan(
         own seed isn't used.
     seeds: how many, from 0 on, or which. Each is the first weights and the order of the data; one tells nothing apart.
     fits: the largest micro-batch that fits in memory (`stoker.batch.fit`); a larger update accumulates the largest
-        divisor of it that does. None: each update at once.
+        divisor of it that does. None: the present micro-batch, if it has one, or each update at once.
     throughput: `sweep(...).fit`, measured on a quiet device. None: the time that updates took in these trainings.
     factors: of the learning rate, where it is scanned (as `scan_rates`): at the batch that throughput wants, if the
         losses don't keep it.
@@ -53,6 +53,7 @@ def scan(
     if len(ordered) < 2:
         raise ConfigError(f"sizes = {list(sizes)}: a scan compares two or more, as 16, 32, 64, 128")
     base = present.base_examples or present.examples_per_update
+    fits = present.examples_per_microbatch if fits is None else fits
     settings = [
         replace(present, examples_per_update=size, base_examples=base, examples_per_microbatch=_microbatch(size, fits))
         for size in ordered
