@@ -80,10 +80,10 @@ def _by_size(found: Json) -> str:
     if found["best"] is not None and found["half_width"] is not None and shown:
         best = next(arm["mean"] for arm in arms if _size(arm) == found["best"])
         marks = [Mark("below: not told from the best", best + found["half_width"], color="--slate", upright=False)]
-    loss = Plot("Held-out loss", [ends, early], marks=[*marks, *_lost(arms)], height=230, least=_floor([ends, early]))
+    losses = Plot("Held-out loss", [ends, early], marks=[*marks, *_lost(arms)], height=230, least=_floor([ends, early]))
     rates = list(zip(map(_size, arms), found["efficiency"]["rates"], strict=True))
     speed = Plot(f"Throughput, {unit}/s", [Curve("", rates, color="--green")], marks=_efficient(found), height=150)
-    return plots([loss, speed], x_title=f"{unit} per update (logarithmic)", x_ticks=[_size(arm) for arm in arms])
+    return plots([losses, speed], x_title=f"{unit} per update (logarithmic)", x_ticks=[_size(arm) for arm in arms])
 
 
 def _efficient(found: Json) -> list[Mark]:
