@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.common import arguments, finish
-from stoker.batch.noise import Mean, NoiseEstimate, NoiseScale, from_two_sizes
+from stoker.batch.estimates.smoothed import Mean
+from stoker.batch.noise import NoiseEstimate, NoiseScale, from_two_sizes
 
 Floats = NDArray[np.float64]
 

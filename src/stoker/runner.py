@@ -196,6 +196,8 @@ def _finish(run: Run, attempt: Attempt, ending: str) -> Result:
         lines += [*held_out_summary(recorded), f"picture: {folder / 'curve.svg'}"]
     except RunError as error:  # a damaged record must not turn a trained model into a failure
         run.display.warn(f"no picture of the run: {error}")
+    if run.config.record.noise_every_steps:
+        lines += run.noise.summary(run.plan.prompts_per_update)
     lines.append(f"run folder: {folder}")
     if policy is not None:
         lines.append(f"model: {policy}")

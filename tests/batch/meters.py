@@ -7,7 +7,7 @@ from stoker.batch.noise import NoiseScale
 
 class Kept(NoiseScale):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(every=1)
         self.given: list[tuple[list[float], float, list[float]]] = []
 
     def add_parts(self, squared: Sequence[float], whole: float, counts: Sequence[float]) -> None:

@@ -177,5 +177,5 @@ def test_two_real_ranks_tell_each_meter_the_micro_batches_of_both() -> None:
 
 def test_a_meter_on_one_rank_alone_is_an_error_on_all() -> None:
     job = {"lengths": LENGTHS, "rows": [[[0], [1]], [[2], [3]]], "watching": [1]}
-    with pytest.raises(RunError, match=r"some ranks gave accumulate a `noise` and others didn't"):
+    with pytest.raises(RunError, match=r"some ranks measure the noise of this update and others don't"):
         launch("tests.batch.noise_rank", 2, job, {}, 60.0)

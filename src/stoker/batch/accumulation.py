@@ -62,8 +62,8 @@ def accumulate(
     are exchanged once, in the last backward. Ranks may have different numbers of micro-batches. With a `scaler` the
     loss is scaled; unscale, clip and step after the call, as clipping needs the whole gradient.
 
-    `noise` gets the squared norms of every micro-batch's gradient, on every rank those of all, and of the whole; then
-    there may be no gradient from before.
+    `noise` gets, in the updates it measures, the squared norms of every micro-batch's gradient, on every rank those of
+    all, and of the whole; then there may be no gradient from before.
 
     Raises ConfigError for a loss that can't be differentiated or counts that don't fit, RunError for a window without
     any unit, on every rank alike.
@@ -77,7 +77,7 @@ def accumulate(
     ranks = dist.get_world_size(model.process_group) if isinstance(model, DistributedDataParallel) else 1
     plain_sum = reduction == "sum" and count is None
     counts, fault = _counts(window, count)
-    norms = MicrobatchNorms(model, noise) if noise is not None else None
+    norms = MicrobatchNorms(model, noise) if noise is not None and noise.begin_update() else None
     if norms is not None:
         fault = fault or norms.leftover()
     total = _total(model, counts, reduction, fault, watched=norms is not None)
@@ -153,7 +153,10 @@ def _total(model: nn.Module, counts: Sequence[float], reduction: str, fault: str
             fault or "another rank can't accumulate this window (counts, gradients from before); its own error says why"
         )
     if len({by for *_, by in numbers}) > 1:
-        raise ConfigError("some ranks gave accumulate a `noise` and others didn't: give it on all of them or on none")
+        raise ConfigError(
+            "some ranks measure the noise of this update and others don't: give accumulate a `noise` on all of them, "
+            "made alike and in the same state, or on none"
+        )
     if empty := [rank for rank, (_, none, _, _) in enumerate(numbers) if none]:
         where = f" on rank {', '.join(map(str, empty))}" if isinstance(model, DistributedDataParallel) else ""
         raise RunError(

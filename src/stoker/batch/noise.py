@@ -7,16 +7,14 @@ they come, never clamped, and divided last.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stoker.batch import student
+from stoker.batch.estimates.smoothed import Interval, Mean, Smoothed, require_keys
 from stoker.errors import ConfigError
 
-__all__ = ["Interval", "Mean", "NoiseEstimate", "NoiseSample", "NoiseScale", "from_parts", "from_two_sizes"]
-
-Interval = tuple[float, float]
+__all__ = ["NoiseEstimate", "NoiseSample", "NoiseScale", "from_parts", "from_two_sizes"]
 
 
 @dataclass(frozen=True)
@@ -72,20 +70,6 @@ def from_parts(
 
 
 @dataclass(frozen=True)
-class Mean:
-    """A smoothed quantity and its 95 % interval."""
-
-    value: float
-    interval: Interval | None
-    """None: a single update has no spread."""
-
-    def __str__(self) -> str:
-        if self.interval is None:
-            return f"{self.value:.4g}"
-        return f"{self.value:.4g} ({self.interval[0]:.4g} to {self.interval[1]:.4g})"
-
-
-@dataclass(frozen=True)
 class NoiseEstimate:
     """What the updates so far say. Intervals are of 95 %."""
 
@@ -120,20 +104,29 @@ class NoiseEstimate:
 class NoiseScale:
     """Smooths tr(Sigma) and |G|^2 over updates; hand it to `stoker.batch.accumulate(..., noise=...)`.
 
-    `smoothing` is the factor by which an update's weight shrinks with each later one, from 0.5 to 1; 1 weighs all
-    alike, for weights that stand still. `unit` is what counts count. `independent`: see `from_parts`.
+    `every`: it measures the first of every so many updates, which costs as much less and is as free of bias.
+    `smoothing` is the factor by which a measured update's weight shrinks with each later one, from 0.5 to 1; 1 weighs
+    all alike, for weights that stand still. `unit` is what counts count. `independent`: see `from_parts`.
     """
 
-    def __init__(self, *, unit: str = "examples", smoothing: float = 0.99, independent: bool = False) -> None:
+    def __init__(
+        self, *, unit: str = "examples", smoothing: float = 0.99, independent: bool = False, every: int = 4
+    ) -> None:
         if not 0.5 <= smoothing <= 1:
             raise ConfigError(f"smoothing = {smoothing}: a factor from 0.5 to 1; 0.99 averages about 200 updates")
+        if every < 1:
+            raise ConfigError(f"every = {every}: 1 measures each update, 4 the first of every four")
         self.unit = unit
         self.smoothing = smoothing
         self.independent = independent
-        self._updates = self._skipped = 0
-        self._mass = self._mass_of_squares = 0.0
-        self._trace = self._signal = 0.0
-        self._trace_spread = self._signal_spread = self._joint_spread = 0.0
+        self.every = every
+        self._passed = self._skipped = 0
+        self._smoothed = Smoothed(2, smoothing)
+
+    def begin_update(self) -> bool:
+        """Count an update that begins; True where it is one to measure."""
+        self._passed += 1
+        return (self._passed - 1) % self.every == 0
 
     def add_parts(self, squared: Sequence[float], whole: float, counts: Sequence[float]) -> None:
         """One update by its parts, as `from_parts` takes them.
@@ -142,54 +135,65 @@ class NoiseScale:
         counted.
         """
         if len(counts) == 1 or not math.isfinite(whole) or not all(map(math.isfinite, squared)):
-            self._skipped += 1
+            self.skip()
         else:
             self.add(from_parts(squared, whole, counts, independent=self.independent))
 
     def add(self, sample: NoiseSample) -> None:
-        """One update's pair. Decayed sums about the running mean (West 1979), which lose no digits."""
-        keep = self.smoothing
-        self._updates += 1
-        self._mass = keep * self._mass + 1
-        self._mass_of_squares = keep * keep * self._mass_of_squares + 1
-        trace, signal = sample.trace - self._trace, sample.signal - self._signal
-        self._trace += trace / self._mass
-        self._signal += signal / self._mass
-        share = 1 - 1 / self._mass
-        self._trace_spread = keep * self._trace_spread + share * trace * trace
-        self._signal_spread = keep * self._signal_spread + share * signal * signal
-        self._joint_spread = keep * self._joint_spread + share * trace * signal
+        """One update's pair."""
+        self._smoothed.add((sample.trace, sample.signal))
+
+    def skip(self) -> None:
+        """Count an update that was to be measured and can't be."""
+        self._skipped += 1
 
     def estimate(self) -> NoiseEstimate:
         """Where things stand.
 
-        Updates are independent draws given the weights, so the variance of a smoothed value is that of one update times
-        the sum of squared weights, and Student's t does the rest. The interval of the ratio is Fieller's (1954): all
-        ratios r for which mean(T - r S) is compatible with 0. It needs no expansion around a noisy denominator, and is
-        bounded exactly where |G|^2's own interval leaves 0 out: elsewhere the scale is undetermined.
+        Intervals are Student's. That of the ratio is Fieller's (1954): all ratios r for which mean(T - r S) is
+        compatible with 0. It needs no expansion around a noisy denominator, and is bounded exactly where |G|^2's own
+        interval leaves 0 out: elsewhere the scale is undetermined.
         """
-        if not self._updates:
-            return NoiseEstimate(
-                self.unit, 0, 0.0, self._skipped, None, None, None, "no update with two parts or more has been seen"
-            )
-        effective = self._mass**2 / self._mass_of_squares
-        if self._updates == 1:
-            why = "a single update has no spread"
-            trace, signal = Mean(self._trace, None), Mean(self._signal, None)
-            return NoiseEstimate(self.unit, 1, effective, self._skipped, trace, signal, None, why)
-        quantile = student.quantile(max(1.0, effective - 1))
-        unbiased = self._mass - self._mass_of_squares / self._mass
-        reduced = quantile**2 / effective / unbiased
-        spread = (self._trace_spread * reduced, self._joint_spread * reduced, self._signal_spread * reduced)
-        trace, signal = _mean(self._trace, spread[0]), _mean(self._signal, spread[2])
-        interval = fieller(self._trace, self._signal, spread)
-        scale, why = None, ""
+        seen, unit = self._smoothed, self.unit
+        if not seen.updates:
+            why = "no update with two parts or more has been seen"
+            return NoiseEstimate(unit, 0, 0.0, self._skipped, None, None, None, why)
+        scale, why = None, "a single update has no spread"
+        if seen.updates > 1:
+            scale, why = self._ratio()
+        return NoiseEstimate(
+            unit, seen.updates, seen.effective_updates, self._skipped, seen.mean(0), seen.mean(1), scale, why
+        )
+
+    def _ratio(self) -> tuple[Mean | None, str]:
+        """tr(Sigma) / |G|^2, or why there is none."""
+        trace, signal = self._smoothed.means
+        (top, joint), (_, bottom) = self._smoothed.covariance()
+        reach = self._smoothed.quantile**2
+        interval = fieller(trace, signal, (top * reach, joint * reach, bottom * reach))
         if interval is None:
-            why = "|G|^2 can't be told from 0; more updates, or more parts of each, would tell"
-        else:
-            value = beale(self._trace, self._signal, spread[1] / quantile**2, spread[2] / quantile**2)
-            scale = Mean(value, (max(0.0, interval[0]), max(0.0, interval[1])))
-        return NoiseEstimate(self.unit, self._updates, effective, self._skipped, trace, signal, scale, why)
+            return None, "|G|^2 can't be told from 0; more updates, or more parts of each, would tell"
+        value = beale(trace, signal, joint, bottom)
+        return Mean(value, (max(0.0, interval[0]), max(0.0, interval[1]))), ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must keep, in plain types: a meter that loads it goes on to the bit."""
+        settings = {"unit": self.unit, "smoothing": self.smoothing, "independent": self.independent}
+        seen = {"every": self.every, "passed": self._passed, "skipped": self._skipped}
+        return settings | seen | {"smoothed": self._smoothed.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`. ConfigError for one of another layout, or of a meter that measures otherwise."""
+        own = self.state_dict()
+        require_keys(state, own, "of a noise meter")
+        if other := [name for name in ("unit", "smoothing", "independent", "every") if state[name] != own[name]]:
+            name = other[0]
+            raise ConfigError(
+                f"the saved noise meter has {name} = {state[name]!r} and this one {own[name]!r}: make it as the saved "
+                "one was, or begin anew without its state"
+            )
+        self._smoothed.load_state_dict(state["smoothed"])
+        self._passed, self._skipped = int(state["passed"]), int(state["skipped"])
 
 
 def fieller(top: float, bottom: float, spread: tuple[float, float, float]) -> Interval | None:
@@ -209,8 +213,3 @@ def fieller(top: float, bottom: float, spread: tuple[float, float, float]) -> In
 def beale(top: float, bottom: float, covariance: float, variance: float) -> float:
     """top / bottom of two means, without the bias of dividing by a noisy one, to second order (Beale 1962)."""
     return (top + covariance / bottom) / (bottom + variance / bottom)
-
-
-def _mean(value: float, squared_half: float) -> Mean:
-    half = math.sqrt(squared_half)
-    return Mean(value, (value - half, value + half))

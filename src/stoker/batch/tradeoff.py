@@ -46,6 +46,7 @@ class Doubling:
     more_examples_interval: Interval | None = None
     fewer_steps_interval: Interval | None = None
     """By the ends of the critical batch's interval."""
+    unit: str = "examples"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +54,7 @@ class Doubling:
     def __str__(self) -> str:
         more, fewer = _range(self.more_examples_interval), _range(self.fewer_steps_interval)
         said = (
-            f"{self.batch:,.4g} to {2 * self.batch:,.4g}: costs {self.more_examples:.1%}{more} more examples, saves "
+            f"{self.batch:,.4g} to {2 * self.batch:,.4g}: costs {self.more_examples:.1%}{more} more {self.unit}, saves "
             f"{self.fewer_steps:.1%}{fewer} of the steps"
         )
         if self.less_time is not None:
@@ -70,6 +71,7 @@ def doubling(
     interval: Interval | None = None,
     seconds: Callable[[float], float] | None = None,
     exchange_seconds: float = 0.0,
+    unit: str = "examples",
 ) -> Doubling:
     """What doubling a batch costs and saves where the critical batch is `critical` (with its `interval`), in one unit.
 
@@ -98,6 +100,7 @@ def doubling(
         exchange=exchange,
         more_examples_interval=(more(interval[1]), more(interval[0])) if interval else None,
         fewer_steps_interval=(fewer(interval[0]), fewer(interval[1])) if interval else None,
+        unit=unit,
     )
 
 

@@ -16,7 +16,7 @@ from stoker.rl.state import RunState
 
 __all__ = ["RunCheckpoints", "read_state", "restore"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STATE = "run_state.json"
 FIRST_SAVE_SECONDS = 120.0
 """Training to lose at most before the first checkpoint has shown what saving costs."""
@@ -51,6 +51,7 @@ class RunCheckpoints:
                 "run": run.state.to_json(),
                 "prompts": run.prompts.state(),
                 "sampler": run.sampler.state(),
+                "noise": run.noise.state_dict(),
                 "learner": run.learner.state(),
                 "processes": 1,
             }
@@ -83,7 +84,7 @@ def read_state(path: Path) -> dict[str, Any]:
             f"{path} has state of schema_version {state.get('schema_version')}, this stoker reads {SCHEMA_VERSION}; "
             "resume with the version that wrote it, or start a new run from it with start_from"
         )
-    missing = {"run", "prompts", "sampler", "learner", "processes"} - state.keys()
+    missing = {"run", "prompts", "sampler", "noise", "learner", "processes"} - state.keys()
     if missing:
         raise CheckpointError(f"{path / STATE} lacks {', '.join(sorted(missing))}: resume from an earlier checkpoint")
     if state["processes"] != 1:
@@ -101,6 +102,7 @@ def restore(run: Run, path: Path) -> None:
     run.learner.restore(saved["learner"])
     run.sampler.restore(saved["sampler"])
     run.prompts.restore(saved["prompts"])
+    run.noise.load_state_dict(saved["noise"])
     run.state = RunState.from_json(saved["run"])
     if not run.config.kl.adaptive:  # no controller moved it, so the run file decides, changed or not
         run.state.kl = replace(run.state.kl, coefficient=run.config.kl.coefficient)

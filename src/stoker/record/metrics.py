@@ -104,6 +104,15 @@ METRICS: dict[str, Metric] = {
     "batch/tokens_per_microbatch": Metric("tokens", "Ceiling on padded tokens, after any reduction for memory."),
     "batch/padding": Metric("share of tokens", "Padding among the tokens of the micro-batches."),
     "batch/samples_seen": Metric("samples", "Samples trained on since the start of the run."),
+    "batch/noise_scale": Metric(
+        "prompts", "Gradient noise scale tr(Sigma) / |G|^2, smoothed over measured updates; absent: undetermined."
+    ),
+    "batch/noise_scale_low": Metric("prompts", "Lower end of its 95 % interval."),
+    "batch/noise_scale_high": Metric("prompts", "Upper end of its 95 % interval."),
+    "batch/noise_trace": Metric("norm^2", "tr(Sigma): variance of one prompt's policy gradient, smoothed."),
+    "batch/noise_signal": Metric("norm^2", "|G|^2 of the noiseless policy gradient, smoothed; may be negative."),
+    "batch/noise_between": Metric("norm^2", "Part of the trace from prompts that differ, smoothed; may be negative."),
+    "batch/noise_within": Metric("norm^2", "Part of the trace from the samples of one prompt, smoothed."),
     # time: the clock, per step; money and the bill derive from clock.jsonl
     "time/step": Metric("s", "Time of the whole step on the monotonic clock."),
     "time/tokens_per_second": Metric("tokens/s", "Response tokens over the time of the sample phase."),

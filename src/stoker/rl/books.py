@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stoker.errors import RunError
-from stoker.rl import alarms
+from stoker.rl import alarms, noise
 from stoker.rl.advantages import deviation
 from stoker.rl.batches import counted_tokens, mean_sequence_kl
 from stoker.rl.interrupt import Interrupted
@@ -73,6 +73,10 @@ class Books:
     def update(self, batch: TrainBatch, gradient: Mapping[str, float], step: Mapping[str, float]) -> None:
         """One optimizer step, taken or refused. Raises RunError after too many refused ones in a row."""
         run, state = self._run, self._run.state
+        looked, gradient = noise.split(gradient)
+        if looked:
+            run.noise.add(looked)
+            self._record |= run.noise.metrics()
         self._updates.append({**gradient, **step})
         if not step.get("optim/skipped"):
             state.updates += 1

@@ -50,6 +50,7 @@ def train(run: Run) -> str:
                 max_new_tokens=sampling.max_new_tokens,
                 seed=config.seed,
                 step=state.step,
+                measure=run.measure(),
             ):
                 with run.phase("update"):
                     gradient = run.learner.forward_backward(batch, run.objective())

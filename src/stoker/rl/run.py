@@ -15,8 +15,9 @@ from stoker.rl.batches import KlPenalty, mean_sequence_kl, with_scores
 from stoker.rl.evaluate import evaluate, past_its_best
 from stoker.rl.interrupt import Interrupt, Interrupted
 from stoker.rl.kl import AdaptiveKl, default_horizon
+from stoker.rl.noise import GroupNoise
 from stoker.rl.ports import Learner, PromptSource, RewardPort, Sampler, Watcher
-from stoker.rl.sampling import sample_record
+from stoker.rl.sampling import draw_seed, sample_record
 from stoker.rl.state import Evaluation, RunState
 from stoker.rl.types import Objective, Prompt, Scored, TrainRow
 
@@ -104,6 +105,7 @@ class Run:
     """Of the last step."""
     abandonable: bool = False
     """True where a signal may end the work at hand at once: nothing has changed that can't be done again."""
+    noise: GroupNoise = field(default_factory=GroupNoise)
     update_in_step: int = 0
     """Optimizer steps of the step at hand, taken or refused."""
     _said: set[str] = field(default_factory=set)
@@ -148,6 +150,12 @@ class Run:
         """The last moment at which a signal abandons the step: from here on the policy moves."""
         self.interrupt.check()
         self.abandonable = False
+
+    def measure(self) -> int | None:
+        """The seed of the present step's look at the gradient's noise; None: it isn't one to measure."""
+        every = self.config.record.noise_every_steps
+        due = every and self.state.step % every == 0
+        return draw_seed(self.config.seed, "noise", self.state.step) if due else None
 
     def samples_after_update(self) -> int:
         """Samples trained on once the present update is done; what learning-rate schedules count."""

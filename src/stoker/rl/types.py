@@ -169,6 +169,8 @@ class TrainBatch:
     """The rows behind one optimizer step, over all micro-batches."""
 
     rows: tuple[TrainRow, ...]
+    measure: int | None = None
+    """Measure the gradient's noise while it is added up, with this seed (see `rl.noise`); None: don't."""
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,20 @@ def updates(
     max_new_tokens: int,
     seed: int,
     step: int,
+    measure: int | None = None,
 ) -> Iterator[TrainBatch]:
     """What each optimizer step of a rollout sees. samples_per_update = 0: all of it.
 
     The first pass goes through the prompts as they came, later ones in an order drawn from (seed, step,
-    epoch). Groups move as wholes, so an update splits one only where samples_per_update makes it.
+    epoch). Groups move as wholes, so an update splits one only where samples_per_update makes it. The first update
+    alone is of the policy that sampled: the gradient's noise is measured there (`measure`, see `TrainBatch`).
     """
     size = samples_per_update or max(len(rows), 1)
     for epoch in range(epochs):
         ordered = list(rows) if epoch == 0 else _shuffled(rows, seed, step, epoch)
         for start in range(0, len(ordered), size):
-            yield TrainBatch(tuple(weigh(ordered[start : start + size], weighting, max_new_tokens)))
+            weighed = tuple(weigh(ordered[start : start + size], weighting, max_new_tokens))
+            yield TrainBatch(weighed, measure if epoch == start == 0 else None)
 
 
 def weigh(rows: Sequence[TrainRow], weighting: Weighting, max_new_tokens: int) -> list[TrainRow]:

@@ -147,7 +147,7 @@ def test_evaluations_are_in_eval_mode_and_training_goes_on_in_training_mode() ->
 
 
 def test_noise_is_measured_where_an_update_has_several_microbatches() -> None:
-    meter = NoiseScale(smoothing=1.0)
+    meter = NoiseScale(smoothing=1.0, every=1)
     train_anew(regression, Setting(64, examples_per_microbatch=8, rate_factor=1e-6), Plan(4096), noise=meter)
     assert meter.estimate().scale is not None
 

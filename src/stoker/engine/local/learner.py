@@ -21,7 +21,8 @@ from stoker.engine.local.budget import TokenBudget, peak_bytes
 from stoker.engine.local.critic import Critic, follows_policy, start_critic
 from stoker.engine.local.forward import ScoringModel
 from stoker.engine.local.layout import Microbatch, collate
-from stoker.engine.local.optim import MasterOptimizer, NormGuard, learning_rate
+from stoker.engine.local.looks import measured
+from stoker.engine.local.optim import MasterOptimizer, NormGuard, learning_rate, loss_scale
 from stoker.engine.local.reference import Reference, initial_policy, named_reference
 from stoker.engine.local.tally import Tally
 from stoker.engine.local.terms import policy_terms, value_terms
@@ -164,8 +165,7 @@ class LocalLearner:
 
     def _accumulate(self, role: Role, batch: TrainBatch, objective: Objective) -> Metrics:
         optimizer = self._optimizers[role]
-        rows = [row for row in batch.rows if not skippable(row, objective)]
-        optimizer.grad_scale = self._grad_scale(rows)
+        optimizer.grad_scale = loss_scale(self._model.dtype, [row.weights for row in batch.rows])
         # Gradients of earlier batches must survive a lack of memory in this one.
         earlier = [None if gradient is None else gradient.clone() for gradient in optimizer.gradients()]
 
@@ -173,13 +173,23 @@ class LocalLearner:
             optimizer.set_gradients([None if gradient is None else gradient.clone() for gradient in earlier])
 
         with self._limits[role].training():
-            tally = self._budget.retry(lambda: self._add_gradients(role, rows, objective), undo)
+            tally, looked = self._budget.retry(lambda: self._add_gradients(role, batch, objective), undo)
         self._pending[role] = objective.loss
         self._losses_finite &= math.isfinite(tally.loss)
-        return tally.metrics()
+        return tally.metrics() | looked
 
-    def _add_gradients(self, role: Role, rows: Sequence[TrainRow], objective: Objective) -> Tally:
+    def _add_gradients(self, role: Role, batch: TrainBatch, objective: Objective) -> tuple[Tally, Metrics]:
         tally = Tally(objective)
+
+        def add(rows: Sequence[TrainRow]) -> None:
+            self._add_rows(role, [row for row in rows if not skippable(row, objective)], objective, tally)
+
+        if role == "policy" and batch.measure is not None:
+            return tally, measured(self._optimizers[role], batch, batch.measure, self._config, add)
+        add(batch.rows)
+        return tally, {}
+
+    def _add_rows(self, role: Role, rows: Sequence[TrainRow], objective: Objective, tally: Tally) -> None:
         scorer = self._critic if role == "critic" and self._critic is not None else self._policy
         for lines in self._budget.microbatches(rows, scorer.sharing_width):
             micro = collate(rows, lines, self._model.device)
@@ -191,19 +201,11 @@ class LocalLearner:
             tally.add_microbatch(micro.useful_tokens, micro.token_ids.numel())
             if terms.values is not None and terms.returns is not None:
                 tally.add_values(terms.mask, terms.values, terms.returns)
-        return tally
 
     def _terms(self, role: Role, micro: Microbatch) -> Terms:
         if role == "critic" and self._critic is not None:
             return value_terms(micro, self._critic(micro))
         return policy_terms(micro, self._policy(micro))
-
-    def _grad_scale(self, rows: Sequence[TrainRow]) -> float:
-        """float16 can't hold the gradient of a loss over thousands of tokens: lift a token's weight to about 1."""
-        if self._model.dtype != torch.float16:
-            return 1.0
-        largest = max((float(np.abs(row.weights).max(initial=0)) for row in rows), default=0.0)
-        return 2.0 ** -round(math.log2(largest)) if largest else 1.0
 
     def _reason_to_refuse(self, norms: Mapping[Role, float]) -> str:
         """Policy and critic step together or not at all."""

@@ -3,8 +3,11 @@
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from stoker.batch.horizons import Horizon
@@ -14,7 +17,7 @@ from stoker.engine.local.compiler import Library, load_library
 from stoker.engine.local.structures import float32, int32, int64, pointer
 from stoker.errors import CheckpointError
 
-__all__ = ["MasterOptimizer", "NormGuard", "learning_rate"]
+__all__ = ["MasterOptimizer", "NormGuard", "learning_rate", "loss_scale"]
 
 _SLOTS = {
     "adamw": {"step", "exp_avg", "exp_avg_sq"},
@@ -32,6 +35,14 @@ def learning_rate(config: schema.Optimizer, samples_seen: int, total_samples: in
     warmup = config.warmup_fraction * total_samples
     horizon = Horizon(total_samples, warmup, config.decay, config.final_fraction)
     return horizon.rate(config.learning_rate, samples_seen)
+
+
+def loss_scale(dtype: torch.dtype, weights: Sequence[NDArray[np.floating[Any]]]) -> float:
+    """float16 can't hold the gradient of a loss over thousands of tokens: lift a token's weight to about 1."""
+    if dtype != torch.float16:
+        return 1.0
+    largest = max((float(np.abs(of_row).max(initial=0)) for of_row in weights), default=0.0)
+    return 2.0 ** -round(math.log2(largest)) if largest else 1.0
 
 
 class NormGuard:
@@ -110,6 +121,15 @@ class MasterOptimizer:
     def gradients(self) -> list[Tensor | None]:
         """The fp32 sums so far, in the order of the parameters; None: nothing yet."""
         return [master.grad for master in self._masters.values()]
+
+    def sizes(self) -> list[int]:
+        """Weights of each parameter, in the same order."""
+        return [master.numel() for master in self._masters.values()]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the sums are."""
+        return next(iter(self._masters.values())).device
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         for parameter, master, gradient in zip(

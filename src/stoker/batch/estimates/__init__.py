@@ -1,0 +1,1 @@
+"""Estimates that build up over a training's updates."""
