@@ -211,7 +211,7 @@ class Record(Section):
 
     samples_every_steps: NonNegativeInt = 1
     """Write the step's samples to samples/step_N.jsonl.gz; 0: never."""
-    noise_every_steps: NonNegativeInt = 4
+    noise_every_steps: NonNegativeInt = 8
     """Measure the gradient's noise scale in the first update of every so many steps (docs/noise.md); 0: never."""
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
 

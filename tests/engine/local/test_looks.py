@@ -75,7 +75,7 @@ def test_parts_are_told_apart_however_they_are_cut(
     found = (metrics["noise/trace"], metrics["noise/signal"], metrics["noise/between"])
     assert found == pytest.approx((trace, signal, between), rel=2e-2 if dtype == torch.bfloat16 else 1e-3)
     expected = earlier.double() + alone(learner, tuple(rows))
-    assert float((gradients(learner) - expected).norm() / expected.norm()) < (1e-2 if dtype == torch.bfloat16 else 1e-5)
+    assert float((gradients(learner) - expected).norm() / expected.norm()) < (5e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
 def test_adapters_alone_are_looked_at(tiny_llama: PreTrainedModel, make_learner: Make, make_rows: Make) -> None:
