@@ -94,6 +94,23 @@ def test_on_policy_updates_see_a_ratio_of_one(make_config: Callable[..., RunConf
     assert first["kl/sequence"] == pytest.approx(0.0, abs=1e-4)  # the reference is the initial policy
 
 
+def test_the_noise_of_measured_steps_is_in_the_record_and_in_the_end(
+    make_config: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the first of a step's updates, of every second step: no gradient is another for it."""
+    more = ("stop.steps=4", "update.epochs_per_step=2", "update.samples_per_update=8", "validation.every_samples=0")
+    measured = train(make_config("name=a", "record.noise_every_steps=2", *more), mode="table")
+    said = capsys.readouterr()
+    assert "noise scale" in said.out + said.err and "within their groups" in said.out + said.err
+    plain = quiet(make_config("name=b", "record.noise_every_steps=0", *more))
+    records = Run.load(measured.folder).metrics[1:]
+    assert ["batch/noise_trace" in record for record in records] == [True, False, True, False]
+    for found, expected in zip(comparable(measured.folder), comparable(plain.folder), strict=True):
+        assert found["reward/mean"] == expected["reward/mean"]
+        if "optim/grad_norm" in expected:
+            assert found["optim/grad_norm"] == pytest.approx(expected["optim/grad_norm"], rel=1e-3)
+
+
 def test_ppo_over_several_epochs_and_updates(make_config: Callable[..., RunConfig]) -> None:
     config = make_config("algorithm.name=ppo", "update.epochs_per_step=2", "update.samples_per_update=8")
     metrics = Run.load(quiet(config).folder).metrics
@@ -129,6 +146,7 @@ def test_resume_is_the_run_never_stopped_bit_for_bit(make_config: Callable[..., 
         "kl.horizon_samples=160",
         "warm_start.updates=3",
         "warm_start.examples_per_update=16",
+        "record.noise_every_steps=1",
     )
     whole = quiet(make_config("name=whole", "stop.steps=4", *more))
     quiet(make_config("name=parts", "stop.steps=2", *more))
@@ -137,6 +155,7 @@ def test_resume_is_the_run_never_stopped_bit_for_bit(make_config: Callable[..., 
     found = comparable(parts.folder)
     del found[2:], expected[2:]  # step 2 was the first part's last, so it evaluated there
     assert found == expected
+    assert "batch/noise_between" in expected[-1] and "batch/noise_trace" in expected[-1]
     assert same(final_weights(whole), final_weights(parts))
 
 
