@@ -33,6 +33,7 @@ TORCH_FREE = (
     "stoker.batch.certificate",
     "stoker.batch.flops",
     "stoker.batch.levers",
+    "stoker.batch.estimates.smoothed",
     "stoker.batch.noise",
     "stoker.batch.plan",
     "stoker.batch.scanning.scanned",
