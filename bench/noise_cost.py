@@ -27,7 +27,7 @@ from stoker.rl.types import Objective, TrainBatch
 
 __all__ = ["measure"]
 
-SECONDS, QUICK_SECONDS = 20.0, 3.0
+SECONDS, QUICK_SECONDS = 12.0, 3.0
 """CPU time of each case."""
 PAIRS = (8, 200)
 """At least and at most."""
