@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stoker.batch import plan
-from stoker.config.schema import RunConfig
+from stoker.config.schema import RunConfig, Schedule
 from stoker.record.printable import printable
 from stoker.record.read import Run, read_samples
 from stoker.rl import rewards, tasks
@@ -115,6 +115,7 @@ def small(config: RunConfig, runs_dir: str) -> RunConfig:
             "sampling": config.sampling.model_copy(update=sampling),
             "validation": config.validation.model_copy(update=validation),
             "warm_start": config.warm_start.model_copy(update={"updates": warm_updates}),
+            "schedule": Schedule(),
             "update": config.update.model_copy(update=update),
             "stop": config.stop.model_copy(update={"steps": 1}),
             "record": config.record.model_copy(update={"samples_every_steps": 1, "trackers": ()}),

@@ -10,6 +10,7 @@ import torch
 
 from stoker.batch import plan as batch_plan
 from stoker.batch.certificate import Trial
+from stoker.batch.controllers.prompts import schedule_of
 from stoker.config import load as config_load
 from stoker.config import secrets
 from stoker.config.schema import RunConfig
@@ -108,6 +109,7 @@ def build(config: RunConfig, attempt: Attempt, rows: tasks.TaskRows, *, profile_
         config=config,
         plan=plan,
         state=RunState(kl=KlState(config.kl.coefficient)),
+        schedule=schedule_of(config),
         sampler=sampler,
         learner=learner,
         reward=suite,

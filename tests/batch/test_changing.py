@@ -7,7 +7,6 @@ from itertools import chain, islice
 from typing import TypeVar
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader
 from stoker.batch.changing import ChangingBatches, Granularity, Last
 from stoker.batch.stages import Progress, Stages
 from stoker.errors import CheckpointError, ConfigError, RunError
+from tests.batch.places import Places
 
 T = TypeVar("T")
 
@@ -131,14 +131,6 @@ def test_state_in_the_last_batch_of_an_epoch_goes_on_with_the_next() -> None:
     again = ChangingBatches(10, 4)
     again.load_state_dict(state)
     assert (again.epoch, len(again), again.samples) == (1, 3, 10)
-
-
-class Places(torch.utils.data.Dataset[int]):
-    def __len__(self) -> int:
-        return 53
-
-    def __getitem__(self, place: int) -> int:
-        return place
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores

@@ -57,11 +57,11 @@ class ChangingBatches:
     ) -> None:
         """`examples`: of the data set. `size`: examples per update over all `ranks`, a multiple of them.
 
-        `granularity`: a callable `size` is asked once, when an epoch begins, or before each "step"; then it must depend
-        on nothing but the progress, as it is asked ahead and, after a resume, again. `last`: of an epoch's remainder;
-        "keep" makes a smaller batch of it (`ranks` must divide `examples`), "repeat" too, with up to ranks - 1
-        examples of the epoch's beginning once more, so that ranks hold equally many; "drop" leaves it out.
-        ConfigError for what can't be.
+        `granularity`: a callable `size` is asked once, when an epoch begins, or before each "step"; then its answer for
+        a progress must stay the same, as it is asked ahead and, after a resume, again (see `controllers.switching`).
+        `last`: of an epoch's remainder; "keep" makes a smaller batch of it (`ranks` must divide `examples`), "repeat"
+        too, with up to ranks - 1 examples of the epoch's beginning once more, so that ranks hold equally many; "drop"
+        leaves it out. ConfigError for what can't be.
         """
         for name, value, known in (("granularity", granularity, Granularity), ("last", last, Last)):
             if value not in get_args(known):
@@ -110,6 +110,14 @@ class ChangingBatches:
     def handed(self) -> int:
         """Examples of the latest batch, over all ranks: what the learning rate follows. 0 before the first."""
         return self._handed
+
+    @property
+    def undrawn(self) -> Progress:
+        """Where the first update stands that the loader hasn't asked for (the epoch is the one that goes on): what a
+        controller decides holds from there.
+        """
+        ahead, at = self._drawn or (), self._progress
+        return Progress(at.epoch, at.step + len(ahead), at.samples + sum(ahead))
 
     def sizes(self) -> Iterator[int]:
         """Examples per update, over all ranks, of what is left of this epoch."""

@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from stoker.batch.advice import advise
+from stoker.batch.controllers.prompts import Stage, lasting, stage_cells, stages_of, updates_to
 from stoker.config.schema import RunConfig
 from stoker.errors import ConfigError
 
 __all__ = ["IDENTITIES", "BatchPlan", "Row", "from_json", "make", "render"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batch numbers of one run. Made by `make`; `check` holds for every instance."""
+    """The batch numbers of one run, those of a step as it begins. Made by `make`; `check` holds for every instance."""
 
     prompts_per_step: int
     samples_per_prompt: int
@@ -64,6 +65,10 @@ class BatchPlan:
     """At the peak, after warm-up."""
     parameters: int | None
     """The policy's, where known when the plan was made; with adapters, those of their base."""
+    stages: tuple[Stage, ...]
+    """What a step holds from when on; the first as above. One where nothing changes, or where the run decides."""
+    decided: bool = True
+    """False: the run decides when prompts per step change, so that totals and stages are those without a change."""
     trained_parameters: int | None = None
     """Those that the optimizer moves, where known: all, or the adapters'."""
     warnings: tuple[str, ...] = ()
@@ -111,8 +116,18 @@ IDENTITIES: Mapping[str, Callable[[BatchPlan], bool]] = {
             == p.draws_per_step * (p.samples_per_step + p.greedy_samples_per_step) * p.max_new_tokens
         )
     ),
-    "total_samples = steps x samples_per_step": lambda p: p.total_samples == p.steps * p.samples_per_step,
-    "total_updates = steps x updates_per_step": lambda p: p.total_updates == p.steps * p.updates_per_step,
+    "stages begin with the step's own samples_per_step and updates_per_step": (
+        lambda p: (
+            (p.stages[0].after_steps, p.stages[0].samples_per_step, p.stages[0].updates_per_step)
+            == (0, p.samples_per_step, p.updates_per_step)
+        )
+    ),
+    "total_samples = steps x samples_per_step, over the stages": (
+        lambda p: p.total_samples == sum(steps * stage.samples_per_step for stage, steps in lasting(p.stages, p.steps))
+    ),
+    "total_updates = steps x updates_per_step, over the stages": (
+        lambda p: p.total_updates == sum(steps * stage.updates_per_step for stage, steps in lasting(p.stages, p.steps))
+    ),
     "warmup_samples <= total_samples": lambda p: 0 <= p.warmup_samples <= p.total_samples,
     "warmup_updates <= total_updates": lambda p: 0 <= p.warmup_updates <= p.total_updates,
 }
@@ -127,7 +142,9 @@ def make(config: RunConfig, parameters: int | None = None, trained_parameters: i
     greedy = sampling.prompts_per_step if config.algorithm.needs_greedy else 0
     draws = config.algorithm.dynamic_sampling_draws
     updates_per_step = update.epochs_per_step * samples_per_step // samples_per_update
-    total_samples = config.stop.steps * samples_per_step
+    stages = stages_of(config)
+    lasts = lasting(stages, config.stop.steps)
+    total_samples = sum(steps * stage.samples_per_step for stage, steps in lasts)
     warmup_samples = round(config.optimizer.warmup_fraction * total_samples)
     return BatchPlan(
         prompts_per_step=sampling.prompts_per_step,
@@ -146,11 +163,13 @@ def make(config: RunConfig, parameters: int | None = None, trained_parameters: i
         concurrent_samples=sampling.concurrent_samples,
         steps=config.stop.steps,
         total_samples=total_samples,
-        total_updates=config.stop.steps * updates_per_step,
+        total_updates=sum(steps * stage.updates_per_step for stage, steps in lasts),
         warmup_samples=warmup_samples,
-        warmup_updates=math.ceil(warmup_samples * updates_per_step / samples_per_step),
+        warmup_updates=updates_to(warmup_samples, lasts),
         learning_rate=config.optimizer.learning_rate,
         parameters=parameters,
+        stages=stages,
+        decided=not config.schedule.decides,
         trained_parameters=trained_parameters,
         warnings=tuple(advise(config, parameters)),
     )
@@ -165,7 +184,8 @@ def from_json(text: str) -> BatchPlan:
             raise ConfigError(f"batch plan: schema_version {version}, this stoker reads {SCHEMA_VERSION}")
         if data.keys() != {field.name for field in fields(BatchPlan)}:
             raise ConfigError("batch plan: keys are missing or unknown; make the plan anew from the run file")
-        return BatchPlan(**data | {"warnings": tuple(data["warnings"])})
+        stages = tuple(Stage(**stage) for stage in data["stages"])
+        return BatchPlan(**data | {"warnings": tuple(data["warnings"]), "stages": stages})
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise ConfigError(f"batch plan: not readable ({error}); make the plan anew from the run file") from None
 
@@ -256,10 +276,14 @@ def _update_rows(p: BatchPlan) -> tuple[Row, ...]:
 
 
 def _run_rows(p: BatchPlan) -> tuple[Row, ...]:
+    samples, updates = f"{p.steps} x {p.samples_per_step}", f"{p.steps} x {p.updates_per_step}"
+    if len(p.stages) > 1:
+        samples = updates = "over the stages"
     return (
         Row("steps", f"{p.steps:,}", "steps", "run", "stop.steps"),
-        Row("total samples", f"{p.total_samples:,}", "samples", "run", f"{p.steps} x {p.samples_per_step}"),
-        Row("total updates", f"{p.total_updates:,}", "updates", "run", f"{p.steps} x {p.updates_per_step}"),
+        *(Row(*cells) for cells in stage_cells(p.stages, decided=p.decided)),
+        Row("total samples", f"{p.total_samples:,}", "samples", "run", samples),
+        Row("total updates", f"{p.total_updates:,}", "updates", "run", updates),
         Row("warm-up", f"{p.warmup_samples:,}", "samples", "run", f"the first {p.warmup_updates} updates, linear"),
         Row("learning rate", f"{p.learning_rate:g}", "", "peak", "optimizer.learning_rate"),
         *_size_rows(p),

@@ -79,20 +79,21 @@ class RateFollower:
             for group in self._optimizer.param_groups
         )
 
-    def set(self, samples_seen: float, examples: int, *, gain: float | None = None) -> float:
+    def set(self, samples_seen: float, examples: int, *, gain: float | None = None, factor: float = 1.0) -> float:
         """Before the step of an update of so many examples, over all ranks. Returns the first group's rate.
 
         `samples_seen`: with this update's own. With AdaScale, `gain` is this step's and `samples_seen` the sum of
-        gain x base_examples over steps, as one of them is worth that many.
+        gain x base_examples over steps, as one of them is worth that many. `factor`: of the rate, beyond all rules
+        (`ByPlateau.rate_factor`).
         """
         made = self.rescaled(examples, gain=gain)
         for group, each in zip(self._optimizer.param_groups, made, strict=True):
-            rate = self._horizon.rate(each.learning_rate, samples_seen)
+            rate = factor * self._horizon.rate(each.learning_rate, samples_seen)
             _put(group, "lr", rate)
             for name, value in (("betas", each.betas), ("eps", each.eps), ("weight_decay", each.weight_decay)):
                 if value is not None:
                     _put(group, name, value)
-        return self._horizon.rate(made[0].learning_rate, samples_seen)
+        return factor * self._horizon.rate(made[0].learning_rate, samples_seen)
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ from stoker.config.base import (
 )
 from stoker.config.model import Lora, Model, Reference
 from stoker.config.reward import Reward
+from stoker.config.schedule import Schedule
 from stoker.config.task import Source, Task, Validation, ValidationSet
 from stoker.errors import ConfigError
 
@@ -41,6 +42,7 @@ __all__ = [
     "Reward",
     "RunConfig",
     "Sampling",
+    "Schedule",
     "Source",
     "Stop",
     "Task",
@@ -241,6 +243,7 @@ class RunConfig(Section):
     optimizer: Optimizer = Optimizer()
     critic: Critic = Critic()
     update: Update = Update()
+    schedule: Schedule = Schedule()
     stop: Stop = Stop()
     checkpoint: Checkpoint = Checkpoint()
     record: Record = Record()
@@ -278,8 +281,11 @@ class RunConfig(Section):
                 "kl.estimator = 'k1' in the loss (the default of grpo and its kin) has no gradient but that of "
                 "its importance weight, which is noisier than k2's: use 'k2' (or 'k3'), or kl.placement = 'reward'"
             )
-        conflict = self.kl.conflict(step) or self.lora.conflict(
-            self.algorithm.needs_critic, self.model, self.reference, self.start_from
+        conflict = (
+            self.schedule.conflict(self.sampling.prompts_per_step, samples, self.update.samples_per_update)
+            or self.schedule.undecided(self.optimizer.decay, self.validation.regular)
+            or self.kl.conflict(self.schedule.most(self.sampling.prompts_per_step) * samples)
+            or self.lora.conflict(algorithm.needs_critic, self.model, self.reference, self.start_from)
         )
         if conflict:
             raise ValueError(conflict)

@@ -77,3 +77,8 @@ class Validation(Section):
     """1: greedy. More: also pass@k and mean over samples at the sampling temperature."""
     early_stop_after: NonNegativeInt = 3
     """Stop after this many evaluations in a row below best - 1 standard error; 0: never."""
+
+    @property
+    def regular(self) -> bool:
+        """Something is held out, and judged while the run goes on."""
+        return bool(self.every_samples and (self.holdout or self.sets))

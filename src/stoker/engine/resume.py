@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stoker.batch.controllers.switching import Switching
 from stoker.config.schema import RunConfig
 from stoker.engine import checkpoint
 from stoker.errors import CheckpointError
@@ -50,6 +51,7 @@ class RunCheckpoints:
                 "schema_version": SCHEMA_VERSION,
                 "run": run.state.to_json(),
                 "prompts": run.prompts.state(),
+                "schedule": run.schedule.state_dict() if isinstance(run.schedule, Switching) else None,
                 "sampler": run.sampler.state(),
                 "noise": run.noise.state_dict(),
                 "learner": run.learner.state(),
@@ -104,6 +106,8 @@ def restore(run: Run, path: Path) -> None:
     run.prompts.restore(saved["prompts"])
     run.noise.load_state_dict(saved["noise"])
     run.state = RunState.from_json(saved["run"])
+    if isinstance(run.schedule, Switching) and saved.get("schedule") is not None:  # else the kind was changed since
+        run.schedule.load_state_dict(saved["schedule"])
     if not run.config.kl.adaptive:  # no controller moved it, so the run file decides, changed or not
         run.state.kl = replace(run.state.kl, coefficient=run.config.kl.coefficient)
     run.sampler.push(run.state.updates)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from stoker.batch.controllers.prompts import stage_of
 from stoker.config import load as config_load
 from stoker.config.schema import RunConfig
 from stoker.engine.local.assembly import LocalEngine, assemble, policy_source
@@ -77,6 +78,7 @@ class RunWorkload:
         self._config = config
         self._engine = engine
         self._prompt_tokens = prompt_tokens
+        self._largest = stage_of(config, config.schedule.most(config.sampling.prompts_per_step))
         self._answer_tokens = config.sampling.max_new_tokens
         self._vocabulary: int = engine.model.config.get_text_config(decoder=True).vocab_size
         self._width = sharing_width(engine.model)
@@ -84,7 +86,7 @@ class RunWorkload:
         """Tokens of the longest row in an update (nothing is predicted from an answer's last one): smaller sizes take
         no less.
         """
-        self.most: int | None = engine.plan.samples_per_update * self.least
+        self.most: int | None = self._largest.samples_per_update * self.least
         """A whole update, every row as long as can be: more is never in a micro-batch."""
         engine.learner.begin_rl()
         engine.sampler.push(0)
@@ -100,15 +102,14 @@ class RunWorkload:
         The update has the run's samples, as far as its fullest micro-batches need them: some of whole groups of the
         longest rows, and one of `filling(size, ...)`. A lack of memory surfaces as the error that it is.
         """
-        sampling = self._config.sampling
-        each = sampling.samples_per_prompt + self._config.algorithm.needs_greedy
-        samples = self._samples(sampling.prompts_per_step * each, each, self._answer_tokens)
+        each = self._config.sampling.samples_per_prompt + self._config.algorithm.needs_greedy
+        samples = self._samples(self._largest.prompts_per_step * each, each, self._answer_tokens)
         self._engine.learner.cut_by(size)
         self._update(self.rows(size, samples))
 
     def rows(self, size: int, samples: Sequence[Sample]) -> list[TrainRow]:
         """Those of the update, made of what the `samples` drew."""
-        most = self._engine.plan.samples_per_update
+        most = self._largest.samples_per_update
         count, length = filling(size, self.least, most)
         per_group = self._config.sampling.samples_per_prompt
         group = [self._row(0, index, samples[0], self.least) for index in range(per_group)]
@@ -140,7 +141,7 @@ class RunWorkload:
     def _update(self, rows: Sequence[TrainRow]) -> None:
         config, engine = self._config, self._engine
         algorithm, leash = config.algorithm, config.kl.coefficient
-        several = engine.plan.updates_per_step > 1
+        several = self._largest.updates_per_step > 1
         rows = scored(engine.learner, rows, old=several, reference=bool(leash), critic=algorithm.needs_critic)
         batch = TrainBatch(tuple(weigh(rows, algorithm.loss_weighting, self._answer_tokens)))
         engine.learner.forward_backward(batch, objective_of(config, leash))

@@ -40,8 +40,8 @@ def _of_samples(record: Mapping[str, float], config: RunConfig) -> Iterator[Alar
     if missing := record.get("batch/missing_prompts"):
         yield (
             "missing_prompts",
-            f"dynamic sampling found {config.sampling.prompts_per_step - missing:.0f} of "
-            f"{config.sampling.prompts_per_step} prompts whose answers differ in reward, in "
+            f"dynamic sampling found {record['batch/prompts']:.0f} of "
+            f"{record['batch/prompts'] + missing:.0f} prompts whose answers differ in reward, in "
             f"{record['sample/draws']:.0f} draws, and the step trains on those: choose prompts that the model solves "
             "sometimes, raise sampling.samples_per_prompt, or algorithm.dynamic_sampling_draws",
         )

@@ -42,8 +42,7 @@ def step(run: Run) -> Iterator["Books"]:
         return
     finally:
         run.abandonable = False
-    run.state.step += 1
-    run.state.samples_seen += run.plan.samples_per_step
+    run.state.samples_seen, run.state.step = run.state.samples_seen + run.stage.samples_per_step, run.state.step + 1
     record = books.close()
     run.step_seconds = record["time/step"]
     asked = [reason for watch in run.watchers if (reason := watch(record))]
@@ -112,6 +111,7 @@ class Books:
         self._record |= rollout_metrics(rollout.drawn, run.reward.solved)
         self._record |= run.reward.metrics()
         self._record["batch/prompts"] = float(len(groups))
+        self._record["batch/prompts_per_step"] = float(rollout.planned)
         if run.config.algorithm.dynamic_sampling_draws > 1:
             discarded = sum(len(group.scored) for group in rollout.discarded)
             self._record |= {"sample/draws": float(rollout.draws), "sample/discarded": float(discarded)}

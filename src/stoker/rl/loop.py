@@ -24,7 +24,7 @@ def train(run: Run) -> str:
     run.evaluate_start()
     while (ending := run.ending()) is None:
         with step(run) as books:  # abandoned whole if a signal comes before its first update
-            rollout = Rollout(sampling.prompts_per_step, sampling.max_new_tokens, algorithm)
+            rollout = Rollout(run.stage.prompts_per_step, sampling.max_new_tokens, algorithm)
             for prompts in rollout.draws_from(run.prompts):  # once, but for dynamic sampling
                 with run.phase("sample"):
                     seed = draw_seed(config.seed, "train", state.step)
@@ -54,7 +54,7 @@ def train(run: Run) -> str:
             ):
                 with run.phase("update"):
                     gradient = run.learner.forward_backward(batch, run.objective())
-                    books.update(batch, gradient, run.learner.step(run.samples_after_update()))
+                    books.update(batch, gradient, run.learner.step(run.samples_after_update(), run.growth))
             books.rollout(rollout, rows)
             run.adapt(rows)
             if run.evaluation_due():

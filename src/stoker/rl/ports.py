@@ -63,8 +63,11 @@ class Learner(Protocol):
         """Add the gradient of sum(weights * loss_t) over the batch, in micro-batches of its own choosing."""
         ...
 
-    def step(self, samples_seen: int) -> Metrics:
-        """Clip, set the learning rate by samples seen, update, zero the gradients. `optim/skipped`: 1 if refused."""
+    def step(self, samples_seen: int, growth: float = 1.0) -> Metrics:
+        """Clip, set the learning rate, update, zero the gradients. `optim/skipped`: 1 if refused.
+
+        The rate goes by samples seen, and follows an update that has `growth` times the samples it is right for.
+        """
         ...
 
     def score(self, rows: Sequence[TrainRow], role: Role) -> list[Floats]:

@@ -5,6 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from stoker.batch import stages
+from stoker.batch.controllers.by_plateau import ByPlateau
+from stoker.batch.controllers.prompts import Stage, stage_of
+from stoker.batch.controllers.switching import Switch
 from stoker.batch.plan import BatchPlan
 from stoker.config import schema
 from stoker.config.leash import leash
@@ -86,6 +90,8 @@ class Run:
     config: schema.RunConfig
     plan: BatchPlan
     state: RunState
+    schedule: Callable[[stages.Progress], int]
+    """Prompts per step."""
     sampler: Sampler
     learner: Learner
     reward: RewardSource
@@ -131,6 +137,17 @@ class Run:
             )
         return self.stop_reason
 
+    @property
+    def stage(self) -> Stage:
+        """The batch numbers of the step at hand."""
+        at = stages.Progress(0, self.state.step, self.state.samples_seen)
+        return stage_of(self.config, self.schedule(at), self.state.step)
+
+    @property
+    def growth(self) -> float:
+        """Samples of an update over those that the learning rates are right for."""
+        return self.stage.samples_per_update / self.plan.samples_per_update
+
     def objective(self) -> Objective:
         """The loss of this step, with the leash's present coefficient; the critic alone while it warms up."""
         critic_only = self.config.algorithm.needs_critic and self.state.step < self.config.critic.warmup_steps
@@ -143,7 +160,7 @@ class Run:
 
     def scored(self, rows: list[TrainRow]) -> list[TrainRow]:
         """Log-probs and values that the updates need, each by one pass without gradients."""
-        several, leashed = self.plan.updates_per_step > 1, bool(self.state.kl.coefficient)
+        several, leashed = self.stage.updates_per_step > 1, bool(self.state.kl.coefficient)
         return scored(self.learner, rows, old=several, reference=leashed, critic=self.config.algorithm.needs_critic)
 
     def commit(self) -> None:
@@ -160,7 +177,8 @@ class Run:
     def samples_after_update(self) -> int:
         """Samples trained on once the present update is done; what learning-rate schedules count."""
         self.update_in_step += 1
-        return self.state.samples_seen + self.plan.samples_per_step * self.update_in_step // self.plan.updates_per_step
+        stage = self.stage
+        return self.state.samples_seen + stage.samples_per_step * self.update_in_step // stage.updates_per_step
 
     def adapt(self, rows: Sequence[TrainRow]) -> None:
         """Move the leash by the KL that this step's samples showed (it starts at the step-0 value)."""
@@ -171,15 +189,18 @@ class Run:
             baseline = measured if self.state.kl.baseline is None else self.state.kl.baseline
             self.state.kl = replace(self.state.kl, baseline=baseline)
             return
-        horizon = self.config.kl.horizon_samples or default_horizon(self.plan.total_samples, self.plan.samples_per_step)
+        most = self.config.schedule.most(self.plan.prompts_per_step)
+        horizon = self.config.kl.horizon_samples or default_horizon(
+            self.plan.total_samples, most * self.plan.samples_per_prompt
+        )
         controller = AdaptiveKl(self.config.kl.target, horizon)
-        self.state.kl = controller.update(self.state.kl, measured, self.plan.samples_per_step)
+        self.state.kl = controller.update(self.state.kl, measured, self.stage.samples_per_step)
 
     def evaluation_due(self) -> bool:
         """At the end, and whenever the samples seen pass a multiple of validation.every_samples."""
         if not self.validation:
             return False
-        seen = self.state.samples_seen + self.plan.samples_per_step
+        seen = self.state.samples_seen + self.stage.samples_per_step
         every = self.config.validation.every_samples
         crossed = every > 0 and seen // every > self.state.samples_seen // every
         return crossed or self.state.step + 1 == self.config.stop.steps
@@ -214,6 +235,12 @@ class Run:
                 self.recorder.event("note", note, step=self.state.step)
                 self.display.say(note)
 
+    def tell_switch(self, switch: Switch | None) -> None:
+        """Say and record a change of prompts per step, where one was decided."""
+        if switch is not None:
+            self.recorder.event("batch_switch", str(switch), step=self.state.step, **switch.to_json())
+            self.display.say(str(switch))
+
     def evaluate_start(self) -> None:
         """The policy as it is before the first update: step 0 of the record."""
         if not self.validation or self.state.evaluations:
@@ -231,7 +258,7 @@ class Run:
     def evaluate(self, *, after_step: bool = True) -> dict[str, float]:
         """Held-out metrics, with the step at hand done or not yet begun; remembered for the early stop."""
         with self.phase("evaluate"):
-            seen = self.state.samples_seen + (self.plan.samples_per_step if after_step else 0)
+            seen = self.state.samples_seen + (self.stage.samples_per_step if after_step else 0)
             metrics, groups = evaluate(
                 self.sampler, self.reward, self.validation, self.config, self.reward.solved, self.state.step
             )
@@ -243,6 +270,8 @@ class Run:
             first = next(iter(self.validation))
             one = {name: metrics[f"eval/{first}/{name}"] for name in ("reward", "reward_error", "accuracy")}
             self.state.evaluations.append(Evaluation(samples_seen=seen, **one))
+            if isinstance(self.schedule, ByPlateau):
+                self.tell_switch(self.schedule.observe(-one["reward"], stages.Progress(0, step, seen)))
             return metrics
 
     def checkpoint_if_due(self) -> None:

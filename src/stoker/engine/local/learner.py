@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from stoker.batch.controllers.prompts import growth_factor
 from stoker.config import schema
 from stoker.engine.local import saving
 from stoker.engine.local.activations import ActivationLimit
@@ -58,8 +59,7 @@ class LocalLearner:
         """`adapters`: those in the model that are trained; None: all its weights are. `exact`: see MasterOptimizer.
         `measuring`: a lack of memory surfaces, where a run would go on with smaller micro-batches.
         """
-        self._config = config
-        self._model = model
+        self._config, self._model = config, model
         self._adapters, self._tokenizer = adapters, tokenizer
         self._total_samples = total_samples
         self._budget = TokenBudget(config.update.microbatch_tokens, model.device, shrinks=not measuring)
@@ -110,14 +110,14 @@ class LocalLearner:
         self._pending_samples += [row.sample_id for row in batch.rows]
         return metrics | {"batch/tokens_per_microbatch": float(self._budget.tokens)}
 
-    def step(self, samples_seen: int) -> Metrics:
+    def step(self, samples_seen: int, growth: float = 1.0) -> Metrics:
         norms = {role: self._optimizers[role].norm() for role in self._pending}
         self.refusal = self._reason_to_refuse(norms)
         self.refused_samples = tuple(self._pending_samples) if self.refusal else ()
         metrics: Metrics = {"optim/skipped": float(bool(self.refusal))}
         for role, norm in norms.items():
             group, settings = "optim" if role == "policy" else role, self._settings(role)
-            rate = learning_rate(settings, samples_seen, self._total_samples)
+            rate = learning_rate(settings, samples_seen, self._total_samples, growth_factor(self._config, role, growth))
             if self._pending[role] == "sft":
                 rate = self._config.warm_start.learning_rate
             metrics |= {f"{group}/grad_norm": norm, f"{group}/learning_rate": rate}

@@ -27,14 +27,14 @@ _SLOTS = {
 """What torch's optimizers remember of a parameter, by `Optimizer.name`."""
 
 
-def learning_rate(config: schema.Optimizer, samples_seen: int, total_samples: int) -> float:
-    """Rate of the update that ends with `samples_seen` samples trained on (its own included).
+def learning_rate(config: schema.Optimizer, samples_seen: int, total_samples: int, factor: float = 1.0) -> float:
+    """Rate of the update that ends with `samples_seen` samples trained on (its own included), times a factor.
 
     By samples, not updates: changing samples_per_update leaves the schedule where it was.
     """
     warmup = config.warmup_fraction * total_samples
     horizon = Horizon(total_samples, warmup, config.decay, config.final_fraction)
-    return horizon.rate(config.learning_rate, samples_seen)
+    return factor * horizon.rate(config.learning_rate, samples_seen)
 
 
 def loss_scale(dtype: torch.dtype, weights: Sequence[NDArray[np.floating[Any]]]) -> float:

@@ -36,7 +36,7 @@ def load(config: RunConfig, tokenizer: "PreTrainedTokenizerBase", rows: TaskRows
     train: dict[str, list[Prompt]] = {}
     for name, found in rows.train.items():
         train[name] = _prompts(found, config, tokenizer, notes)
-    check_enough(train, config.task.sources, config.sampling.prompts_per_step)
+    check_enough(train, config.task.sources, config.schedule.most(config.sampling.prompts_per_step))
     validation = {name: _prompts(found, config, tokenizer, notes) for name, found in rows.validation.items()}
     weights = {name_of(source): source.weight for source in config.task.sources}
     stream = PromptStream(train, weights, seed=config.seed, shuffle=config.task.shuffle)

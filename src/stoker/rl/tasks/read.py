@@ -71,7 +71,7 @@ def read_rows(config: RunConfig) -> TaskRows:
         [read[name] for name in names[: len(task.sources)]], validation.holdout, config.seed
     )
     by_source = {name: [row for row in train if row.source == name] for name in names[: len(task.sources)]}
-    check_enough(by_source, task.sources, config.sampling.prompts_per_step)
+    check_enough(by_source, task.sources, config.schedule.most(config.sampling.prompts_per_step))
     _check_warm_start(config, len(train))
     found = {HOLDOUT: held_out, **sets} if held_out else sets
     return TaskRows(by_source, found, [*notes, *split_notes, *_overlap_notes(train, sets)])
@@ -123,7 +123,7 @@ def check_enough(rows: Mapping[str, Sequence[object]], sources: Sequence[Source]
     if total < prompts_per_step:
         counts = ", ".join(f"{name} {len(found)}" for name, found in rows.items())
         raise DataError(
-            f"the task has {total} training rows ({counts}), but a step needs sampling.prompts_per_step = "
+            f"the task has {total} training rows ({counts}), but a step needs prompts_per_step = "
             f"{prompts_per_step} different prompts: add rows, hold out fewer, or "
             + (f"set it to {total} or less" if total else "leave fewer out")
         )
