@@ -1,95 +1,258 @@
-import math, time, sys
-from dataclasses import dataclass, field
-import torch
-from torch import nn
-from torch.nn import functional as F
+"""A batch that follows the noise scale against the best fixed batch: updates to the same held-out loss.
+
+A byte model (12 bytes of context, 60,000 parameters, AdamW) on the manual that comes with Python; another part of it is
+held out. Each run has a horizon in samples: a warm-up, then a cosine. On two seeds of their own every fixed batch gets
+the learning rate that suits it, and the best fixed batch is the one with the lowest held-out loss after equal samples.
+Then, on three other seeds:
+
+- noise: from half the best fixed batch, at the rate tuned there, following the measured noise scale; given 20 % more
+  samples. It has to reach the best fixed batch's lowest held-out loss with at least 25 % fewer updates, on each seed.
+- beside it: the same samples in a ramp, in stages (small, then large), at a plateau of the held-out loss (its rate
+  doesn't fall: the batch grows instead), and in twice the best fixed batch.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pydoc_data import topics
+from typing import Any
 
-from stoker.batch import ChangingBatches, Horizon, RateFollower, NoiseScale, accumulate
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench.common import arguments, finish
+from stoker.batch.accumulation import accumulate
+from stoker.batch.changing import ChangingBatches, Size
 from stoker.batch.controllers.by_noise import ByNoise
+from stoker.batch.controllers.by_plateau import ByPlateau
+from stoker.batch.horizons import Decay, Horizon
+from stoker.batch.noise import NoiseScale
+from stoker.batch.rates import RateFollower
+from stoker.batch.scaling import Rule
+from stoker.batch.stages import Ramp, Stages
 
+FEWER = 0.25
+SEEDS = (0, 1, 2)
+TUNED_ON = (100, 101)
+SAMPLES, QUICK_SAMPLES = 300_000, 60_000
+MORE = 1.2
+"""Samples of the schedules over those of the fixed batches."""
+FIXED = (64, 128, 256, 512)
+RATES = (0.0057, 0.008, 0.0113)
+"""At 64 examples; at others times the root of the batch's ratio."""
+LARGEST = 1024
+MULTIPLE = 4
+EVALUATIONS = 60
+WARMUP = 0.05
+TIMES = 0.3
+MEASURED_EVERY, PARTS = 4, 4
+"""Updates between two that are measured, and the micro-batches of those."""
 CONTEXT = 12
-text = "\n".join(t for _, t in sorted(topics.topics.items())).encode()
-raw = torch.tensor(list(text))
-kinds, coded = torch.unique(raw, return_inverse=True)
-held = coded[-40_000:]
-coded = coded[:-40_000]
+HELD_OUT = 40_000
+"""Bytes, of which every fifth place is predicted."""
 
 
-def windows(s, at):
-    return s[at[:, None] + torch.arange(CONTEXT)], s[at + CONTEXT]
+class Text:
+    """Windows of the manual, and those of its held-out end."""
+
+    def __init__(self) -> None:
+        text = "\n".join(words for _, words in sorted(topics.topics.items())).encode()
+        kinds, coded = torch.unique(torch.tensor(list(text)), return_inverse=True)
+        self.kinds = len(kinds)
+        self._bytes = coded[:-HELD_OUT]
+        self.examples = len(self._bytes) - CONTEXT
+        self.held_out = _windows(coded[-HELD_OUT:], torch.arange(0, HELD_OUT - CONTEXT, 5))
+
+    def batch(self, places: list[int]) -> tuple[Tensor, Tensor]:
+        return _windows(self._bytes, torch.tensor(places))
 
 
-class Net(nn.Module):
-    def __init__(self):
+def _windows(coded: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    return coded[places[:, None] + torch.arange(CONTEXT)], coded[places + CONTEXT]
+
+
+class Model(nn.Module):
+    """Of the next byte."""
+
+    def __init__(self, kinds: int) -> None:
         super().__init__()
-        self.e = nn.Embedding(len(kinds), 16)
-        self.a = nn.Linear(16 * CONTEXT, 128)
-        self.b = nn.Linear(128, len(kinds))
+        self.table = nn.Embedding(kinds, 16)
+        self.within = nn.Linear(16 * CONTEXT, 128)
+        self.out = nn.Linear(128, kinds)
 
-    def forward(self, x):
-        return self.b(F.gelu(self.a(self.e(x).flatten(1))))
-
-
-def loss_of(model, piece):
-    return F.cross_entropy(model(piece[0]), piece[1])
+    def forward(self, places: Tensor) -> Tensor:
+        found: Tensor = self.out(F.gelu(self.within(self.table(places).flatten(1))))
+        return found
 
 
-HELD = windows(held, torch.arange(0, 40_000 - CONTEXT, 5))
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def train(seed, sizes, lr, base, samples, rule=None, every=0, evals=60, decay="cosine"):
+@dataclass(frozen=True)
+class Look:
+    """At the held-out loss."""
+
+    updates: int
+    samples: int
+    seconds: float
+    """Of training, looks left out."""
+    loss: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One run."""
+
+    looks: list[Look]
+    switches: int = 0
+
+    @property
+    def best(self) -> Look:
+        return min(self.looks, key=lambda look: look.loss)
+
+    def reached(self, loss: float) -> Look | None:
+        return next((look for look in self.looks if look.loss <= loss), None)
+
+
+def train(
+    text: Text,
+    seed: int,
+    sizes: Size,
+    rate: float,
+    base: int,
+    samples: int,
+    *,
+    rule: Rule | None = None,
+    decay: Decay = "cosine",
+) -> Trained:
+    """`rate` is right for `base` examples per update."""
     torch.manual_seed(seed)
-    model = Net()
-    opt = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.99), fused=True, weight_decay=0.0)
-    batches = ChangingBatches(len(coded) - CONTEXT, sizes, granularity="step", seed=seed)
-    rate = RateFollower(opt, Horizon(samples, 0.03 * samples, decay), base, rule=rule)
-    noise = NoiseScale(smoothing=0.97, independent=True) if every else None
-    curve = []
-    start = time.perf_counter()
-    out = 0.0
-    n = 0
-    while batches.samples < samples:
-        for idx in batches.through(batches):
-            x, y = windows(coded, torch.tensor(idx))
-            opt.zero_grad()
-            if noise is not None and n % every == 0:
-                k = 4
-                c = len(idx) // k
-                pieces = list(zip(x.split(c), y.split(c)))
-                accumulate(model, loss_of, pieces, noise=noise)
-                if n % (5 * every) == 0 and hasattr(sizes, "observe"):
-                    sizes.observe(noise.estimate(), batches.undrawn)
-            else:
-                loss_of(model, (x, y)).backward()
-            rate.set(batches.samples, batches.handed)
-            opt.step()
-            n += 1
-            if (
-                batches.samples * evals // samples > (batches.samples - batches.handed) * evals // samples
-                or batches.samples >= samples
-            ):
-                t = time.perf_counter()
-                with torch.no_grad():
-                    l = float(loss_of(model, HELD))
-                out += time.perf_counter() - t
-                curve.append((n, batches.samples, time.perf_counter() - start - out, l))
-            if batches.samples >= samples:
-                break
-    return curve, noise.estimate() if noise else None
+    model = Model(text.kinds)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+    batches = ChangingBatches(text.examples, sizes, granularity="step", seed=seed)
+    follower = RateFollower(optimizer, Horizon(samples, WARMUP * samples, decay), base, rule=rule)
+    noise = NoiseScale(smoothing=0.97, independent=True)
+    looks: list[Look] = []
+    looking, begun = 0.0, time.perf_counter()
+    for places in batches.through(batches):  # never a whole epoch
+        optimizer.zero_grad()
+        step, batch = batches.progress.step, text.batch(places)
+        if isinstance(sizes, ByNoise) and step % MEASURED_EVERY == 0:
+            parts = [part.chunk(PARTS) for part in batch]
+            accumulate(model, loss, list(zip(*parts, strict=True)), noise=noise)
+            sizes.observe(noise.estimate(), batches.undrawn)
+        else:
+            torch.autograd.backward(loss(model, batch))
+        follower.set(batches.samples, batches.handed)
+        optimizer.step()
+        done, before = batches.samples, batches.samples - batches.handed
+        if done * EVALUATIONS // samples > before * EVALUATIONS // samples:
+            look_begun = time.perf_counter()
+            with torch.no_grad():
+                found = float(loss(model, text.held_out))
+            looking += time.perf_counter() - look_begun
+            looks.append(Look(step, done, time.perf_counter() - begun - looking, found))
+            if isinstance(sizes, ByPlateau):
+                sizes.observe(found, batches.undrawn)
+        if done >= samples:
+            break
+    return Trained(looks, len(sizes.switches) if isinstance(sizes, ByNoise | ByPlateau) else 0)
+
+
+def tuned(text: Text, samples: int, rates: Sequence[float]) -> dict[int, tuple[float, float]]:
+    """Of each fixed batch: the best rate, and the held-out loss at its end, mean over seeds."""
+    found: dict[int, tuple[float, float]] = {}
+    for examples in FIXED:
+        ends = {
+            rate: statistics.mean(
+                train(text, seed, examples, rate, examples, samples).looks[-1].loss for seed in TUNED_ON
+            )
+            for rate in (each * math.sqrt(examples / FIXED[0]) for each in rates)
+        }
+        best = min(ends, key=lambda rate: ends[rate])
+        found[examples] = best, ends[best]
+        told = ", ".join(f"{rate:.3g}: {end:.4f}" for rate, end in ends.items())
+        print(f"{examples:>4} fixed, held-out loss by learning rate: {told}", flush=True)
+    return found
+
+
+def schedules(best: int, rates: Mapping[int, float], samples: int) -> dict[str, Callable[[Text, int], Trained]]:
+    """By name, how each is trained on a seed."""
+    first, more = best // 2, round(MORE * samples)
+    rate = rates[first]
+
+    def runs(make: Callable[[], Size], **told: Any) -> Callable[[Text, int], Trained]:
+        return lambda text, seed: train(text, seed, make(), rate, first, more, **told)
+
+    return {
+        "by noise": runs(lambda: ByNoise(first, highest=LARGEST, multiple=MULTIPLE, times=TIMES, wait=50)),
+        "ramp": runs(lambda: Ramp(first, LARGEST, over=more, multiple=MULTIPLE)),
+        "stages": runs(lambda: Stages((first, 2 * best, 4 * best), (0, more // 3, 2 * more // 3), "samples")),
+        "by plateau": runs(
+            lambda: ByPlateau(first, LARGEST, patience=1, threshold=0.005), rule="keep", decay="constant"
+        ),
+        f"{2 * best} fixed": lambda text, seed: train(text, seed, 2 * best, rates[2 * best], 2 * best, more),
+    }
+
+
+def main() -> None:
+    quick = arguments(__doc__ or "").quick
+    torch.set_num_threads(1)
+    text, samples = Text(), QUICK_SAMPLES if quick else SAMPLES
+    found = tuned(text, samples, RATES[1:2] if quick else RATES)
+    best = min(found, key=lambda examples: found[examples][1])
+    if not FIXED[0] < best < FIXED[-1]:
+        raise SystemExit(f"the best fixed batch is {best}, an end of {FIXED}: try others")
+    rates = {examples: rate for examples, (rate, _) in found.items()}
+    runs: dict[str, list[Trained]] = {
+        f"{examples} fixed": [train(text, seed, examples, rates[examples], examples, samples) for seed in SEEDS]
+        for examples in ((best,) if quick else FIXED)
+    }
+    baseline = runs[f"{best} fixed"]
+    for name, run in schedules(best, rates, samples).items():
+        label = name if name not in runs else f"{name}, {MORE:g} x samples"
+        runs[label] = [run(text, seed) for seed in SEEDS]
+    wanted = [one.best for one in baseline]
+    print(f"\nbest fixed batch: {best}; to reach: " + ", ".join(f"{look.loss:.4f}" for look in wanted))
+    print("                        lowest loss   updates to it, by seed     fewer   samples   seconds  switches")
+    fewer: dict[str, list[float | None]] = {}
+    for name, trained in runs.items():
+        reached = [one.reached(look.loss) for one, look in zip(trained, wanted, strict=True)]
+        fewer[name] = [
+            None if one is None else 1 - one.updates / look.updates for one, look in zip(reached, wanted, strict=True)
+        ]
+        print(_line(name, trained, reached, fewer[name]))
+    by_noise = fewer["by noise"]
+    passed = all(one is not None and one >= FEWER for one in by_noise)
+    print(f"by noise: at least {FEWER:.0%} fewer updates on each seed: {'yes' if passed else 'NO'}")
+    finish(
+        {
+            "seeds": list(SEEDS),
+            "best_fixed": best,
+            "loss": [look.loss for look in wanted],
+            "updates": [look.updates for look in wanted],
+            "fewer_updates": by_noise,
+            "all": fewer,
+            "passed": passed,
+        }
+    )
+
+
+def _line(name: str, trained: Sequence[Trained], reached: Sequence[Look | None], fewer: Sequence[float | None]) -> str:
+    lowest = statistics.mean(one.best.loss for one in trained)
+    updates = ", ".join("never" if look is None else f"{look.updates:,}" for look in reached)
+    there = [look for look in reached if look is not None]
+    saved = [one for one in fewer if one is not None]
+    least = f"{min(saved):7.0%}" if len(saved) == len(fewer) else "      –"
+    samples = f"{statistics.mean(look.samples for look in there):9,.0f}" if there else "        –"
+    seconds = f"{statistics.mean(look.seconds for look in there):9.1f}" if there else "        –"
+    switches = statistics.mean(one.switches for one in trained)
+    return f"{name:<23} {lowest:>11.4f}   {updates:<23} {least} {samples} {seconds} {switches:9.1f}"
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    S = 300_000
-    print(len(coded), len(kinds))
-    for b in (16, 32, 64, 128, 256, 512):
-        row = []
-        for base_lr in (1e-3, 2e-3, 4e-3, 8e-3):
-            lr = base_lr * math.sqrt(b / 64)
-            c, _ = train(0, b, lr, b, S, evals=3)
-            row.append(f"{lr:.4f}:{c[-1][3]:.4f}")
-        print(b, c[-1][0], f"{c[-1][2]:.1f}s", *row, flush=True)
-    for b in (32,):
-        c, e = train(0, b, 2e-3 * math.sqrt(b / 64), b, S, every=8)
-        print(e)
+    main()

@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
@@ -148,7 +147,9 @@ def test_with_one_size_ranks_draw_as_distributed_samplers_do(
     the same examples twice where ranks don't divide them.
     """
     if drop:
-        examples = max(1, examples // (ranks * each)) * ranks * each  # a DistributedSampler drops examples, this batches
+        examples = (
+            max(1, examples // (ranks * each)) * ranks * each
+        )  # a DistributedSampler drops examples, this batches
     last: Last = "drop" if drop else "repeat"
     shares = []
     for rank in range(ranks):
@@ -182,24 +183,26 @@ def test_a_shuffled_epoch_is_one_order_dealt_to_the_ranks(ranks: int, each: int,
                 assert share[place] == indices[rank::ranks]
 
 
-@pytest.mark.parametrize(("examples", "last", "workers"), [(60, "keep", 0), (61, "repeat", 2)])
-def test_two_real_ranks_draw_every_example_once_and_resume(examples: int, last: Last, workers: int) -> None:
-    """Sizes are decided by a loss that both ranks share; the run is cut in the middle and goes on in new processes."""
-
-    def ranks(updates: int, state: Any = None) -> list[dict[str, Any]]:
-        job = {"examples": examples, "last": last, "workers": workers, "updates": updates, "state": state}
-        return launch("tests.batch.changing_rank", 2, job, {}, 60.0)
-
-    whole = ranks(17)
-    first = ranks(7)
-    assert first[0]["state"] == first[1]["state"], "both decided the same"
-    second = ranks(10, first[0]["state"])
-    for rank in range(2):
-        assert first[rank]["drawn"] + second[rank]["drawn"] == whole[rank]["drawn"]
-    assert whole[0]["state"]["sizes"]["switches"], "sizes change"
-    drawn = [[list(pair) for pair in zip(*batches, strict=True)] for batches in zip(*(one["drawn"] for one in whole), strict=True)]
-    order = flat([place for batch in drawn for place in batch])
-    total = examples + examples % 2
-    epoch = order[:total]
-    assert len(order) > total and set(epoch) == set(range(examples))
-    assert sorted(Counter(epoch).values())[-1] == 1 + (total - examples)
+def test_two_real_ranks_draw_every_example_once_and_resume() -> None:
+    """Sizes are decided by a loss that both ranks share."""
+    cases = [
+        {"examples": 60, "last": "keep", "workers": 0},
+        {"examples": 61, "last": "repeat", "workers": 2},
+    ]
+    found = launch("tests.batch.changing_rank", 2, {"cases": cases}, {}, 60.0)
+    for case, *ranks in zip(cases, *(one["answers"] for one in found), strict=True):
+        assert ranks[0]["state"] == ranks[1]["state"], "both decide the same"
+        assert json.loads(ranks[0]["state"])["sizes"]["switches"], "sizes change"
+        for rank in ranks:
+            assert (rank["parts"], rank["end"]) == (rank["whole"], rank["state"])
+        order = [
+            place
+            for shares in zip(*(rank["whole"] for rank in ranks), strict=True)
+            for places in zip(*shares, strict=True)
+            for place in places
+        ]
+        examples = int(case["examples"])
+        total = examples + examples % 2
+        assert len(order) > total
+        counts = Counter(order[:total])
+        assert set(counts) == set(range(examples)) and sum(counts.values()) == total

@@ -90,7 +90,8 @@ def test_a_tampered_plan_names_the_identity() -> None:
     with pytest.raises(ConfigError, match=r"samples_per_step = prompts_per_step x samples_per_prompt does not hold"):
         plan.from_json(json.dumps(data | {"samples_per_step": 127}))
     with pytest.raises(
-        ConfigError, match=r"total_updates = steps x updates_per_step, over the stages does not hold.*'total_updates': 99"
+        ConfigError,
+        match=r"total_updates = steps x updates_per_step, over the stages does not hold.*'total_updates': 99",
     ):
         plan.from_json(json.dumps(data | {"total_updates": 99}))
 

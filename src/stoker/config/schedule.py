@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from stoker.config.base import Fraction, NonNegativeInt, PositiveInt, Section
+from stoker.config.base import BelowOne, NonNegativeInt, PositiveInt, Section
 
 __all__ = ["Schedule"]
 
@@ -43,7 +43,7 @@ class Schedule(Section):
     """ramp, plateau: prompts per step are a multiple of it."""
     patience: PositiveInt = 3
     """plateau: evaluations in a row without a higher reward."""
-    threshold: Fraction = 0.01
+    threshold: BelowOne = 0.01
     """plateau: a reward counts as higher from this share of the best one on."""
     rule: Literal["default", "linear", "sqrt", "keep"] = "default"
     """Factor of the learning rates where an update has k times the samples: k, its root, or 1. default: the

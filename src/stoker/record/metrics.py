@@ -96,6 +96,7 @@ METRICS: dict[str, Metric] = {
     "optim/updates": Metric("updates", "Optimizer steps taken in the step."),
     "optim/learning_rate": Metric("rate", "Learning rate of the step's last update."),
     # batch: what the numbers of the plan came to
+    "batch/prompts_per_step": Metric("prompts", "Prompts that the step was to train on, by the schedule."),
     "batch/prompts": Metric("prompts", "Prompts that the step trains on."),
     "batch/missing_prompts": Metric("prompts", "Dynamic sampling: planned prompts for which no group was found."),
     "batch/samples": Metric("samples", "Samples that stayed for the update."),

@@ -111,7 +111,8 @@ def stage_cells(stages: Sequence[Stage], *, decided: bool) -> list[tuple[str, st
             "prompts",
             "global",
             f"schedule: {stage.samples_per_step:,} samples per step, {stage.samples_per_update:,} per update, "
-            f"{stage.updates_per_step:,} updates, learning rate {stage.learning_rate:.4g} at its peak",
+            f"{stage.updates_per_step:,} update{'s' * (stage.updates_per_step > 1)}, learning rate "
+            f"{stage.learning_rate:.4g} at its peak",
         )
         for stage in stages[1:]
     ]
