@@ -23,6 +23,7 @@ TORCH_FREE = (
     "stoker.batch.account",
     "stoker.batch.certificate",
     "stoker.batch.changing",
+    "stoker.batch.controllers",
     "stoker.batch.horizons",
     "stoker.batch.rates",
     "stoker.batch.scaling",

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from stoker.batch.accumulation import Accumulated, accumulate, windows
     from stoker.batch.certificate import Fit
     from stoker.batch.changing import ChangingBatches
+    from stoker.batch.controllers.by_noise import ByNoise
+    from stoker.batch.controllers.by_plateau import ByPlateau
+    from stoker.batch.controllers.switching import Switch
     from stoker.batch.fitting import fit
     from stoker.batch.horizons import Horizon
     from stoker.batch.loading import LoaderOptions
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accumulated",
+    "ByNoise",
+    "ByPlateau",
     "ChangingBatches",
     "Doubling",
     "Fit",
@@ -70,6 +75,7 @@ __all__ = [
     "Space",
     "Stages",
     "Sweep",
+    "Switch",
     "Target",
     "Trace",
     "Tradeoff",
@@ -98,6 +104,8 @@ if not TYPE_CHECKING:
         __name__,
         {
             "Accumulated": "accumulation",
+            "ByNoise": "controllers.by_noise",
+            "ByPlateau": "controllers.by_plateau",
             "ChangingBatches": "changing",
             "Doubling": "tradeoff",
             "Fit": "certificate",
@@ -121,6 +129,7 @@ if not TYPE_CHECKING:
             "Space": "searching.space",
             "Stages": "stages",
             "Sweep": "swept",
+            "Switch": "controllers.switching",
             "Target": "target",
             "Trace": "tracing",
             "Tradeoff": "tradeoff",
