@@ -235,11 +235,12 @@ class Run:
                 self.recorder.event("note", note, step=self.state.step)
                 self.display.say(note)
 
-    def tell_switch(self, switch: Switch | None) -> None:
+    def tell_switch(self, switch: Switch | None, why: str) -> None:
         """Say and record a change of prompts per step, where one was decided."""
         if switch is not None:
-            self.recorder.event("batch_switch", str(switch), step=self.state.step, **switch.to_json())
-            self.display.say(str(switch))
+            text = f"from step {switch.step + 1} on {switch.now} prompts per step, {switch.before} before: {why}"
+            self.recorder.event("batch_switch", text, step=switch.step, before=switch.before, now=switch.now)
+            self.display.say(text)
 
     def evaluate_start(self) -> None:
         """The policy as it is before the first update: step 0 of the record."""
@@ -271,7 +272,8 @@ class Run:
             one = {name: metrics[f"eval/{first}/{name}"] for name in ("reward", "reward_error", "accuracy")}
             self.state.evaluations.append(Evaluation(samples_seen=seen, **one))
             if isinstance(self.schedule, ByPlateau):
-                self.tell_switch(self.schedule.observe(-one["reward"], stages.Progress(0, step, seen)))
+                switch = self.schedule.observe(-one["reward"], stages.Progress(0, step, seen))
+                self.tell_switch(switch, "the held-out reward no longer rises")
             return metrics
 
     def checkpoint_if_due(self) -> None:
