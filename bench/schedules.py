@@ -8,7 +8,7 @@ Then, on three other seeds:
 - noise: from half the best fixed batch, at the rate tuned there, following the measured noise scale; given 20 % more
   samples. It has to reach the best fixed batch's lowest held-out loss with at least 25 % fewer updates, on each seed.
 - beside it: the same samples in a ramp, in stages (small, then large), at a plateau of the held-out loss (its rate
-  doesn't fall: the batch grows instead), and in twice the best fixed batch.
+  doesn't fall: the batch grows instead), and in the best fixed batch and twice as large a one.
 """
 
 import math
@@ -188,14 +188,17 @@ def schedules(best: int, rates: Mapping[int, float], samples: int) -> dict[str, 
     def runs(make: Callable[[], Size], **told: Any) -> Callable[[Text, int], Trained]:
         return lambda text, seed: train(text, seed, make(), rate, first, more, **told)
 
+    def fixed(examples: int) -> Callable[[Text, int], Trained]:
+        return lambda text, seed: train(text, seed, examples, rates[examples], examples, more)
+
     return {
         "by noise": runs(lambda: ByNoise(first, highest=LARGEST, multiple=MULTIPLE, times=TIMES, wait=50)),
         "ramp": runs(lambda: Ramp(first, LARGEST, over=more, multiple=MULTIPLE)),
         "stages": runs(lambda: Stages((first, 2 * best, 4 * best), (0, more // 3, 2 * more // 3), "samples")),
         "by plateau": runs(
-            lambda: ByPlateau(first, LARGEST, patience=1, threshold=0.005), rule="keep", decay="constant"
+            lambda: ByPlateau(first, 4 * LARGEST, patience=1, threshold=0.005), rule="keep", decay="constant"
         ),
-        f"{2 * best} fixed": lambda text, seed: train(text, seed, 2 * best, rates[2 * best], 2 * best, more),
+        **{f"{examples} fixed, {MORE:g} x samples": fixed(examples) for examples in (best, 2 * best)},
     }
 
 
@@ -214,11 +217,10 @@ def main() -> None:
     }
     baseline = runs[f"{best} fixed"]
     for name, run in schedules(best, rates, samples).items():
-        label = name if name not in runs else f"{name}, {MORE:g} x samples"
-        runs[label] = [run(text, seed) for seed in SEEDS]
+        runs[name] = [run(text, seed) for seed in SEEDS]
     wanted = [one.best for one in baseline]
     print(f"\nbest fixed batch: {best}; to reach: " + ", ".join(f"{look.loss:.4f}" for look in wanted))
-    print("                        lowest loss   updates to it, by seed     fewer   samples   seconds  switches")
+    print("                           lowest loss   updates, by seed          fewer   samples   seconds  switches")
     fewer: dict[str, list[float | None]] = {}
     for name, trained in runs.items():
         reached = [one.reached(look.loss) for one, look in zip(trained, wanted, strict=True)]
@@ -251,7 +253,7 @@ def _line(name: str, trained: Sequence[Trained], reached: Sequence[Look | None],
     samples = f"{statistics.mean(look.samples for look in there):9,.0f}" if there else "        –"
     seconds = f"{statistics.mean(look.seconds for look in there):9.1f}" if there else "        –"
     switches = statistics.mean(one.switches for one in trained)
-    return f"{name:<23} {lowest:>11.4f}   {updates:<23} {least} {samples} {seconds} {switches:9.1f}"
+    return f"{name:<26} {lowest:>11.4f}   {updates:<23} {least} {samples} {seconds} {switches:9.1f}"
 
 
 if __name__ == "__main__":
