@@ -16,6 +16,9 @@ RAMP = {"kind": "ramp", "last": 12, "over": 64, "by": "samples", "multiple": 2}
 PLATEAU = {"kind": "plateau", "last": 16, "patience": 1, "threshold": 0.99}
 """No reward is that much higher, so every second evaluation changes the batch."""
 
+NOISE = {"kind": "noise", "last": 16, "times": 10.0, "wait_steps": 1}
+MEASURED = ("record.noise_every_steps=1", "sampling.prompts_per_step=8", "sampling.samples_per_prompt=8")
+
 
 @pytest.fixture
 def make_config(tmp_path: Path) -> Callable[..., RunConfig]:
@@ -59,6 +62,20 @@ def test_resume_over_a_switch_is_the_run_never_stopped_bit_for_bit(
     for cut in cuts:
         quiet(make_config(f"name=cut{cut}", f"stop.steps={cut}", schedule=schedule))
         parts = quiet(make_config(f"name=cut{cut}", "stop.steps=5", schedule=schedule), resume=True)
+        assert comparable(parts.folder) == comparable(whole.folder)
+        assert same(final_weights(parts), final_weights(whole))
+
+
+def test_by_noise_the_run_decides_and_resumes_bit_for_bit(make_config: Callable[..., RunConfig]) -> None:
+    whole = quiet(make_config("name=whole", "stop.steps=14", *MEASURED, schedule=NOISE))
+    sizes = column(whole.folder, "batch/prompts_per_step")
+    switches = [event for event in Run.load(whole.folder).events if event["kind"] == "batch_switch"]
+    assert switches and sizes[0] == 8 and len(set(sizes)) > 1
+    assert "prompts x 10" in switches[0]["message"]
+    before = switches[0]["step"]
+    for cut in (before - 1, before, before + 1):
+        quiet(make_config(f"name=cut{cut}", f"stop.steps={cut}", *MEASURED, schedule=NOISE))
+        parts = quiet(make_config(f"name=cut{cut}", "stop.steps=14", *MEASURED, schedule=NOISE), resume=True)
         assert comparable(parts.folder) == comparable(whole.folder)
         assert same(final_weights(parts), final_weights(whole))
 

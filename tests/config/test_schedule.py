@@ -22,6 +22,7 @@ def test_each_kind_with_what_it_needs() -> None:
     assert stages.schedule.most(16) == 32
     assert run(kind="ramp", last=64, over=100, multiple=8, by="samples").schedule.most(16) == 64
     assert run(*HELD_OUT, kind="plateau", last=8).schedule.most(16) == 16
+    assert run(kind="noise", last=64, times=0.5).schedule.most(16) == 64
     for config in (run(), stages):
         assert from_dict(tomllib.loads(to_toml(config))) == config
 
@@ -31,7 +32,7 @@ def test_each_kind_with_what_it_needs() -> None:
     [
         ({"kind": "stages", "starts": [4]}, (), "needs schedule.prompts"),
         ({"kind": "ramp"}, (), "needs schedule.last and schedule.over"),
-        ({"kind": "noisy"}, (), "must be 'fixed', 'stages', 'ramp' or 'plateau'"),
+        ({"kind": "noisy"}, (), "must be 'fixed', 'stages', 'ramp', 'plateau' or 'noise'"),
         ({"last": 64}, (), r"schedule.last does nothing with schedule.kind = 'fixed', which takes no other key"),
         ({"kind": "ramp", "last": 64, "over": 9, "patience": 2}, (), "patience does nothing .*takes last, over, by"),
         ({"kind": "stages", "prompts": [32], "starts": [4, 9]}, (), "prompts has 1 entries, schedule.starts 2"),
@@ -50,6 +51,8 @@ def test_each_kind_with_what_it_needs() -> None:
             "128 does not divide the 64 samples of schedule.multiple of 8 prompts",
         ),
         ({"kind": "plateau", "last": 64}, (), "set validation.holdout"),
+        ({"kind": "noise", "last": 64}, ("record.noise_every_steps=0",), "set record.noise_every_steps"),
+        ({"kind": "noise", "last": 64}, ("update.samples_per_update=64",), "update.samples_per_update = 0"),
         (
             {"kind": "plateau", "last": 64},
             (*HELD_OUT, "optimizer.decay=cosine"),

@@ -281,9 +281,10 @@ class RunConfig(Section):
                 "kl.estimator = 'k1' in the loss (the default of grpo and its kin) has no gradient but that of "
                 "its importance weight, which is noisier than k2's: use 'k2' (or 'k3'), or kl.placement = 'reward'"
             )
+        measures = bool(self.record.noise_every_steps and not self.update.samples_per_update)
         conflict = (
             self.schedule.conflict(self.sampling.prompts_per_step, samples, self.update.samples_per_update)
-            or self.schedule.undecided(self.optimizer.decay, self.validation.regular)
+            or self.schedule.undecided(self.optimizer.decay, self.validation.regular, measures)
             or self.kl.conflict(self.schedule.most(self.sampling.prompts_per_step) * samples)
             or self.lora.conflict(algorithm.needs_critic, self.model, self.reference, self.start_from)
         )

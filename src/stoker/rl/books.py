@@ -43,6 +43,7 @@ def step(run: Run) -> Iterator["Books"]:
     finally:
         run.abandonable = False
     run.state.samples_seen, run.state.step = run.state.samples_seen + run.stage.samples_per_step, run.state.step + 1
+    run.follow_noise()
     record = books.close()
     run.step_seconds = record["time/step"]
     asked = [reason for watch in run.watchers if (reason := watch(record))]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from stoker.batch import stages
+from stoker.batch.controllers.by_noise import ByNoise
 from stoker.batch.controllers.by_plateau import ByPlateau
 from stoker.batch.controllers.prompts import Stage, stage_of
 from stoker.batch.controllers.switching import Switch
@@ -234,6 +235,13 @@ class Run:
                 self._said.add(note)
                 self.recorder.event("note", note, step=self.state.step)
                 self.display.say(note)
+
+    def follow_noise(self) -> None:
+        """Between two steps: change prompts per step where the schedule goes by the noise scale."""
+        if isinstance(self.schedule, ByNoise):
+            at = stages.Progress(0, self.state.step, self.state.samples_seen)
+            switch = self.schedule.observe(self.noise.estimate(), at)
+            self.tell_switch(switch, switch.why if switch is not None else "")
 
     def tell_switch(self, switch: Switch | None, why: str) -> None:
         """Say and record a change of prompts per step, where one was decided."""

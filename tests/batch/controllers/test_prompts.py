@@ -3,8 +3,10 @@
 import pytest
 
 from stoker.batch import plan
+from stoker.batch.controllers.by_noise import ByNoise
 from stoker.batch.controllers.by_plateau import ByPlateau
 from stoker.batch.controllers.prompts import growth_factor, schedule_of, stage_of, stages_of
+from stoker.batch.noise import Mean, NoiseEstimate
 from stoker.batch.stages import Progress
 from stoker.config.load import from_dict
 from stoker.config.schema import RunConfig
@@ -91,6 +93,15 @@ def test_where_the_run_decides_the_plan_says_so() -> None:
     for step in (1, 2):
         schedule.observe(-0.5, Progress(0, step, 64 * step))
     assert [schedule(Progress(0, step, 0)) for step in (1, 2)] == [16, 32]
+
+
+def test_by_noise_between_the_beginning_and_the_last_size() -> None:
+    schedule = schedule_of(run(kind="noise", last=8, multiple=4, wait_steps=3))
+    assert isinstance(schedule, ByNoise)
+    noise = Mean(2.0, (1.0, 3.0))
+    for step in (1, 2, 3, 4):
+        schedule.observe(NoiseEstimate("prompts", 9, 9.0, 0, noise, noise, noise, ""), Progress(0, step, 64 * step))
+    assert [schedule(Progress(0, step, 0)) for step in (0, 1, 9)] == [16, 8, 8]
 
 
 def test_a_fixed_run_has_one_stage() -> None:

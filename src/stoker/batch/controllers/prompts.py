@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from stoker.batch.controllers.by_noise import ByNoise
 from stoker.batch.controllers.by_plateau import ByPlateau
 from stoker.batch.scaling import rate_factor
 from stoker.batch.stages import Progress, Ramp, Stages
@@ -44,6 +45,16 @@ def schedule_of(config: RunConfig) -> Callable[[Progress], int]:
             patience=schedule.patience,
             threshold=schedule.threshold,
             multiple=schedule.multiple,
+        )
+    if schedule.kind == "noise":
+        return ByNoise(
+            first,
+            lowest=min(first, schedule.last),
+            highest=max(first, schedule.last),
+            multiple=schedule.multiple,
+            times=schedule.times,
+            unit="prompts",
+            wait=schedule.wait_steps,
         )
     return Stages((first, *schedule.prompts), (0, *schedule.starts), schedule.by)
 

@@ -60,8 +60,7 @@ class LocalLearner:
         `measuring`: a lack of memory surfaces, where a run would go on with smaller micro-batches.
         """
         self._config, self._model = config, model
-        self._adapters, self._tokenizer = adapters, tokenizer
-        self._total_samples = total_samples
+        self._adapters, self._tokenizer, self._total_samples = adapters, tokenizer, total_samples
         self._budget = TokenBudget(config.update.microbatch_tokens, model.device, shrinks=not measuring)
         compiled, gib = config.update.compiled, config.update.activation_gib
         self._policy = ScoringModel(model, config.update.logits_per_chunk, compiled=compiled)
@@ -286,8 +285,7 @@ class LocalLearner:
 
     def checkpoint_bytes(self) -> int:
         """Weights, fp32 masters and two moments of what is trained, at most, and the whole policy."""
-        modules = [self._model] if self._critic is None else [self._model, self._critic]
-        parameters = [parameter for module in modules for parameter in module.parameters()]
+        parameters = [p for module in (self._model, self._critic) if module is not None for p in module.parameters()]
         trained = sum(p.numel() * (p.element_size() + 12) for p in parameters if p.requires_grad)
         return trained + (0 if self._adapters is None else self._adapters.policy_bytes())
 
