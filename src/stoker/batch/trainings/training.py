@@ -24,7 +24,7 @@ from stoker.batch.trainings.history import Evaluation, History
 from stoker.batch.trainings.setting import Setting
 from stoker.errors import ConfigError
 
-__all__ = ["Make", "Plan", "targeted", "train", "train_anew"]
+__all__ = ["Make", "Plan", "made_anew", "targeted", "train", "train_anew"]
 
 Make = str | Maker | Callable[[], Target]
 """Makes a target anew, by a function or where to find one (`file.py:make_target`)."""
@@ -61,8 +61,15 @@ def train_anew(make: Make, setting: Setting, plan: Plan, **told: Any) -> History
     ConfigError where what is made is no Target.
     """
     with randomness.kept():
+<<<<<<< HEAD
         randomness.begin(setting.seed)
-        return train(targeted(make), setting, plan, **told)
+        return train(targeted(make)        return train(made_anew(make, setting.seed), setting, plan, **told)
+
+
+def made_anew(make: Make, seed: int) -> Target:
+    """Made from a seed, which is where the random numbers then are. ConfigError where what is made is no Target."""
+    randomness.begin(seed)
+    return targeted(make)
 
 
 def targeted(make: Make) -> Target:
