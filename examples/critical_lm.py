@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker.batch import LoaderOptions, Target
 from stoker.batch.critical.measured import Critical
-from stoker.batch.critical.measuring import critical
+from stoker.batch.critical.measuring import critical_batch
 from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Plan
 from stoker.report.critical import sections
@@ -90,9 +90,9 @@ def measure(*, quick: bool = False) -> Critical:
     if quick:
         small = partial(make_target, "1", "16")
         plan = Plan(256, evaluations=1)
-        return critical(small, Setting(8), plan, before=128, multiples=(1, 4), orders=2, loss=5.0, seeds=1)
+        return critical_batch(small, Setting(8), plan, before=128, multiples=(1, 4), orders=2, loss=5.0, seeds=1)
     base = Setting(4, warmup_samples=256)
-    return critical(make_target, base, Plan(2048, evaluations=4), before=2048, loss=2.4, seeds=2, tell=tell)
+    return critical_batch(make_target, base, Plan(2048, evaluations=4), before=2048, loss=2.4, seeds=2, tell=tell)
 
 
 def main() -> None:

@@ -23,15 +23,12 @@ TORCH_FREE = (
     "stoker.batch.account",
     "stoker.batch.certificate",
     "stoker.batch.changing",
-<<<<<<< HEAD
     "stoker.batch.controllers",
-=======
     "stoker.batch.critical.branched",
     "stoker.batch.critical.measured",
     "stoker.batch.critical.reached",
     "stoker.batch.critical.table",
     "stoker.batch.critical.tuning",
->>>>>>> 676ec91 (The critical batch by branches of one state and by steps to one loss)
     "stoker.batch.horizons",
     "stoker.batch.rates",
     "stoker.batch.scaling",

@@ -72,3 +72,11 @@ def test_the_multi_device_trap_is_sprung_and_a_rate_that_follows_gets_out_of_it(
     ((_, apart),) = found.same
     assert apart < 1e-3  # accumulation at the same global batch is the same training
     assert [share > 0.5 and better.surely_more for _, better, share in found.cures] == [True, True]
+
+
+@pytest.mark.slow
+def test_the_critical_batch_of_a_language_model_is_measured_in_three_ways() -> None:
+    found = runpy.run_path(str(EXAMPLES / "critical_lm.py"))["measure"](quick=True)
+    assert [rung.examples_per_update for rung in found.branched.rungs] == [8, 32]
+    assert found.reached is not None and all(each.steps for each in found.reached.batches)
+    assert found.noise is not None and found.noise.updates == 16

@@ -8,6 +8,9 @@ from itertools import combinations
 
 from stoker.batch import curve
 from stoker.batch.certificate import Fit, Layer, Part, Trial
+from stoker.batch.critical.branched import Branched, Rung
+from stoker.batch.critical.measured import Critical
+from stoker.batch.critical.reached import Reached, Steps
 from stoker.batch.levers import TracedLever
 from stoker.batch.loading import LoaderOptions
 from stoker.batch.scanning.arms import tell_apart
@@ -44,6 +47,26 @@ def scan() -> Scan:
     efficient = Efficiency(64, tuple(arm.rate for arm in arms), "a doubling gains less than 10 % from 45")
     conclusion = conclude(arms, apart, efficient, rates, "examples")
     return Scan(by_hand.equal(), arms, apart, efficient, (16, 32), rates, conclusion, ("one thing to know",))
+
+
+def critical(*, reached: bool = True) -> Critical:
+    """Losses that leave the tolerance between 16 and 32; steps of a curve whose critical batch is 64, or of nothing."""
+    losses = {8: 1.80, 16: 1.804, 32: 1.82, 64: math.inf}
+    rungs = tuple(
+        Rung(size, 0.001, 1.0, ((1.0, loss),), (loss, loss + 0.002), ((256, loss),), 0.01)
+        for size, loss in losses.items()
+    )
+    steps = tuple(
+        Steps(size, 0.001, 2.0, ((2.0, 1000.0),), (1000 * (1 + size / 64) if reached else math.inf, math.inf), 0.01)
+        for size in losses
+    )
+    return Critical(
+        unit="windows",
+        base_examples=8,
+        branched=Branched("windows", 512, 256, 0.01, "held-out loss", rungs, 9_000),
+        reached=Reached("windows", 2.5, 8_000, 8, steps, 50_000),
+        noise=None,
+    )
 
 
 def sweep(*, agree: bool = True, data: bool = True) -> Sweep:

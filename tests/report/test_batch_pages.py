@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import RunError
+from stoker.report import critical as critical_pages
 from stoker.report import fit as fit_pages
 from stoker.report import memory, prove, scan
 from stoker.report import sweep as sweep_pages
@@ -42,6 +43,8 @@ def documents() -> Iterator[tuple[str, str]]:
         ],
         "proof": prove.sections(PROOF),
         "scan": scan.sections(found.scan().to_json()),
+        "critical batch": critical_pages.sections(found.critical().to_json()),
+        "critical batch that was never reached": critical_pages.sections(found.critical(reached=False).to_json()),
     }
     for name, sections in pages.items():
         yield name, page(name, "today", list(sections), "as printed")

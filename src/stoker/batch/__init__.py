@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from stoker.batch.controllers.by_noise import ByNoise
     from stoker.batch.controllers.by_plateau import ByPlateau
     from stoker.batch.controllers.switching import Switch
+    from stoker.batch.critical.branched import Branched
+    from stoker.batch.critical.branching import branched
+    from stoker.batch.critical.measured import Critical
+    from stoker.batch.critical.measuring import critical_batch
+    from stoker.batch.critical.reached import Reached
+    from stoker.batch.critical.reaching import measure_tradeoff
     from stoker.batch.fitting import fit
     from stoker.batch.horizons import Horizon
     from stoker.batch.loading import LoaderOptions
@@ -52,7 +58,9 @@ __all__ = [
     "Accumulated",
     "ByNoise",
     "ByPlateau",
+    "Branched",
     "ChangingBatches",
+    "Critical",
     "Doubling",
     "Fit",
     "History",
@@ -68,6 +76,7 @@ __all__ = [
     "Ramp",
     "RateFollower",
     "RateScan",
+    "Reached",
     "Rescaled",
     "Scan",
     "Searched",
@@ -82,12 +91,15 @@ __all__ = [
     "WarmupWatch",
     "Workload",
     "accumulate",
+    "branched",
+    "critical_batch",
     "doubling",
     "fit",
     "fit_tradeoff",
     "from_parts",
     "from_two_sizes",
     "judge_trap",
+    "measure_tradeoff",
     "predicted",
     "prove",
     "rescale",
@@ -106,7 +118,9 @@ if not TYPE_CHECKING:
             "Accumulated": "accumulation",
             "ByNoise": "controllers.by_noise",
             "ByPlateau": "controllers.by_plateau",
+            "Branched": "critical.branched",
             "ChangingBatches": "changing",
+            "Critical": "critical.measured",
             "Doubling": "tradeoff",
             "Fit": "certificate",
             "History": "trainings.history",
@@ -122,6 +136,7 @@ if not TYPE_CHECKING:
             "Ramp": "stages",
             "RateFollower": "rates",
             "RateScan": "scanning.rate_scan",
+            "Reached": "critical.reached",
             "Rescaled": "scaling",
             "Scan": "scanning.scanned",
             "Searched": "searching.searched",
@@ -136,12 +151,15 @@ if not TYPE_CHECKING:
             "WarmupWatch": "warmup",
             "Workload": "target",
             "accumulate": "accumulation",
+            "branched": "critical.branching",
+            "critical_batch": "critical.measuring",
             "doubling": "tradeoff",
             "fit": "fitting",
             "fit_tradeoff": "tradeoff",
             "from_parts": "noise",
             "from_two_sizes": "noise",
             "judge_trap": "trainings.trap",
+            "measure_tradeoff": "critical.reaching",
             "predicted": "predicting",
             "prove": "proving",
             "rescale": "scaling",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stoker.report.charts import Curve, Mark, Plot, plots
+from stoker.report.charts import Band, Curve, Mark, Plot, plots
 from stoker.report.html import Section, Table
 
 __all__ = ["sections"]
@@ -24,18 +24,19 @@ def sections(found: Json) -> Iterator[Section]:
 
 def _branches(found: Json) -> Section:
     unit, rungs = found["unit"], found["rungs"]
-    later = [rung for rung in rungs[1:] if rung["excess"] is not None]
-    shown = [(rung["examples_per_update"], max(0.0, rung["excess"])) for rung in later]
+    known = [rung for rung in rungs if rung["excess"] is not None]
+    shown = [(rung["examples_per_update"], max(0.0, rung["excess"])) for rung in known]
     spread = [
         (max(0.0, rung["excess"] - rung["half_width"]), max(0.0, rung["excess"] + rung["half_width"]))
-        for rung in later
+        for rung in known
         if rung["half_width"] is not None
     ]
     marks = [Mark(f"tolerance {found['tolerance']:g}", found["tolerance"], "--slate", upright=False)]
-    marks.append(Mark(f"critical: {_about(found)}", found["critical"]))
+    marks.append(Mark("", found["critical"]))
+    band = Band(f"critical: {_about(found)}", rungs[0]["examples_per_update"], found["critical"], "--green")
     curve = Curve("", shown, spread=spread if len(spread) == len(shown) else ())
     picture = plots(
-        [Plot(f"{found['measured']}, above the lowest of smaller batches", [curve], marks=marks)],
+        [Plot(f"{found['measured']}, above the lowest of smaller batches", [curve], [band], marks)],
         x_title=f"{unit} per update (logarithmic)",
         x_ticks=[rung["examples_per_update"] for rung in rungs],
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stoker.batch import LoaderOptions, Target
 from stoker.batch.critical.branching import branched, smoothed
-from stoker.batch.critical.measuring import critical
+from stoker.batch.critical.measuring import critical_batch
 from stoker.batch.critical.reaching import measure_tradeoff
 from stoker.batch.trainings.history import History
 from stoker.batch.trainings.setting import Setting
@@ -106,7 +106,7 @@ def test_sizes_rise(sizes: tuple[int, ...]) -> None:
 
 def test_three_roads_beside_one_another_and_their_page() -> None:
     told: list[str] = []
-    found = critical(
+    found = critical_batch(
         regression,
         Setting(8),
         Plan(256, evaluations=2),
@@ -149,4 +149,4 @@ def test_a_target_that_always_diverges_is_told_so() -> None:
     found = branched(target, Setting(1), Plan(8), multiples=(1, 2), orders=1)
     assert math.isinf(found.rungs[0].loss)
     with pytest.raises(ConfigError, match="lower learning rate"):
-        critical(lambda: target, Setting(2), Plan(16), before=8, multiples=(1, 2))
+        critical_batch(lambda: target, Setting(2), Plan(16), before=8, multiples=(1, 2))

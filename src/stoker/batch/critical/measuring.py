@@ -14,7 +14,7 @@ from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Make, Plan, made_anew, train
 from stoker.errors import ConfigError
 
-__all__ = ["critical"]
+__all__ = ["critical_batch"]
 
 PATIENCE = 4
 """Times the base batch's samples that a batch may take to the same loss."""
@@ -24,7 +24,7 @@ EVALUATIONS = 40
 """Of a whole budget of samples to one loss."""
 
 
-def critical(
+def critical_batch(
     make: Make,
     base: Setting,
     plan: Plan,

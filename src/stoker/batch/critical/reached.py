@@ -116,7 +116,7 @@ class Reached:
         }
 
     def __str__(self) -> str:
-        rows = [(self.unit, "rate", "x rule", "steps", "samples", "reached", "ms/update")]
+        rows = [(self.unit, "rate", "x rule", "updates", self.unit, "reached", "ms/update")]
         for each in self.batches:
             steps = each.steps
             mean = math.fsum(steps) / len(steps) if steps else math.nan

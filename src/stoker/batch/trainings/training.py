@@ -61,9 +61,7 @@ def train_anew(make: Make, setting: Setting, plan: Plan, **told: Any) -> History
     ConfigError where what is made is no Target.
     """
     with randomness.kept():
-<<<<<<< HEAD
-        randomness.begin(setting.seed)
-        return train(targeted(make)        return train(made_anew(make, setting.seed), setting, plan, **told)
+        return train(made_anew(make, setting.seed), setting, plan, **told)
 
 
 def made_anew(make: Make, seed: int) -> Target:
