@@ -4,7 +4,7 @@ The loss is 1/2 sum_i h_i w_i^2 with curvatures h_i = 1 / i; an example's gradie
 et al. 2019, arXiv 1907.04164), so that every training's expected loss is known in closed form for any batch, learning
 rate and number of updates. Runs differ in c, in the first weights and in all that is drawn.
 
-- trade-off: `measure_tradeoff` trains at batches of 2 to 512, whatever the planted one. Planted is what its fit
+- trade-off: `measure_tradeoff` trains at batches of 4 to 512, whatever the planted one. Planted is what its fit
   defines, B_crit = E_min / S_min: examples to the loss at the best rate in the limit of small batches, over updates
   in the limit of large ones.
 - branches: `branched` begins at a state that was trained for a while. Planted is what it defines: the batch, of all
@@ -45,14 +45,14 @@ EPOCH = 4096
 """Examples, drawn anew for each."""
 GOAL = 0.1
 """Of the loss, which begins at about 1."""
-SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 BASE = 4
 MULTIPLES = (1, 2, 4, 8, 16, 32)
 BEFORE = (256, 1024, 2048)
 """Examples trained on before the branches."""
 RATE = 0.03
 """At the base batch, the first guess."""
-ORDERS, SEARCH_ORDERS = 16, 4
+ORDERS, SEARCH_ORDERS = 12, 3
 SEEDS = 6
 RATES = np.geomspace(1e-4, 1.98, 400)
 """Among which the best one is looked for, in closed form; beyond 2 / h_1 a training diverges."""

@@ -38,7 +38,7 @@ def _branches(found: Json) -> Section:
     picture = plots(
         [Plot(f"{found['measured']}, above the lowest of smaller batches", [curve], [band], marks)],
         x_title=f"{unit} per update (logarithmic)",
-        x_ticks=[rung["examples_per_update"] for rung in rungs],
+        x_ticks=[rung["examples_per_update"] for rung in known],
     )
     rows = [
         (
@@ -70,10 +70,9 @@ def _reached(found: Json) -> Section:
     unit, batches, curve = found["unit"], found["batches"], found["tradeoff"]
     sizes = [each["examples_per_update"] for each in batches]
     points = [(size, took) for size, each in zip(sizes, batches, strict=True) for took in each["samples"] if took]
-    steps, samples = [], []
-    marks = []
+    steps, samples, marks = [], [], []
     if curve is not None:
-        low, high = sizes[0], sizes[-1]
+        low, high = sizes[0], sizes[-1]  # whether or not all of them got there
         for size in (low * (high / low) ** (i / POINTS) for i in range(POINTS + 1)):
             steps.append((size, curve["steps_min"] * (1 + curve["critical"] / size)))
             samples.append((size, curve["examples_min"] * (1 + size / curve["critical"])))
@@ -97,7 +96,7 @@ def _reached(found: Json) -> Section:
     return Section(
         f"What a larger batch costs and saves, to a held-out loss of {found['loss']:.4g}",
         lead=found["words"] or f"No curve: {found['unfitted']}.",
-        picture=plots(shown, x_title=f"{unit} per update (logarithmic)", x_ticks=sizes),
+        picture=plots(shown, x_title=f"{unit} per update (logarithmic)", x_ticks=sizes) if curve else "",
         table=Table((unit, "rate", "x rule", "updates", unit, "reached", "ms/update"), rows, words=()),
         notes=[f"{found['samples_spent']:,} {unit} trained on in all, at most {found['budget']:,} in one training"],
     )
