@@ -61,8 +61,14 @@ def _branches(found: Json) -> Section:
 
 
 def _about(found: Json) -> str:
-    bounds = found["interval"]
-    within = f" ({bounds[0]:,.3g} to {bounds[1]:,.3g})" if bounds and None not in bounds else ""
+    low, high = found["interval"] or (None, None)
+    within = ""
+    if low is not None or high is not None:
+        within = (
+            f" ({low:,.3g} to {high:,.3g})"
+            if low and high
+            else f" (at {'least' if low else 'most'} {low or high:,.3g})"
+        )
     return f"{found['bound'] or 'about'} {found['critical']:,.4g}{within}"
 
 
