@@ -95,7 +95,8 @@ class Reached:
         curve, line = self.tradeoff, self.seconds
         if curve is None:
             return None
-        return curve.doubling(batch, seconds=line and line.seconds, exchange_seconds=exchange_seconds)
+        seconds = None if line is None else line.seconds
+        return curve.doubling(batch, seconds=seconds, exchange_seconds=exchange_seconds)
 
     def to_json(self) -> dict[str, Any]:
         """Plain types; what is infinite is null."""
