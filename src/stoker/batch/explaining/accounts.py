@@ -29,12 +29,18 @@ def rate_account(rescaled: Rescaled, factor: float | None) -> Account:
     """What the learning rate must do: `rescaled` for the recommended batch, and the best `factor` of a scan about it."""
     name = "learning rate to change"
     tuned = rescaled.learning_rate * (factor or 1.0)
-    scanned = "" if factor is None else f"; a scan of rates prefers {factor:g} times that" if factor != 1 else (
-        "; a scan of rates confirms it"
+    scanned = (
+        ""
+        if factor is None
+        else f"; a scan of rates prefers {factor:g} times that"
+        if factor != 1
+        else ("; a scan of rates confirms it")
     )
     if rescaled.now == rescaled.before and tuned == rescaled.learning_rate:
         return Account(name, "no", f"The batch stays, and so does the rate of {tuned:.3g}{scanned}.")
-    rule = "" if rescaled.now == rescaled.before else (
-        f" for {rescaled.now:,} examples per update by the {rescaled.rule} rule"
+    rule = (
+        ""
+        if rescaled.now == rescaled.before
+        else (f" for {rescaled.now:,} examples per update by the {rescaled.rule} rule")
     )
     return Account(name, "yes", f"{tuned:.3g}{rule}{scanned}.")

@@ -1,0 +1,189 @@
+"""What fits, what is fast, what trains well: the steps to a batch in their order, by measurements alone."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from stoker.batch import randomness
+from stoker.batch.certificate import Fit, Trial, growth
+from stoker.batch.curve import SPENT
+from stoker.batch.explaining.accounts import rate_account, smooth_account
+from stoker.batch.explaining.explained import Explained
+from stoker.batch.explaining.verdict import Rung, Verdict, decide
+from stoker.batch.fitting import fit
+from stoker.batch.explaining.gradient import noise_of
+from stoker.batch.noise import NoiseEstimate
+from stoker.batch.ranges import remarks
+from stoker.batch.scaling import rescale
+from stoker.batch.scanning.rate_scan import RateScan
+from stoker.batch.scanning.rates import scan_rates
+from stoker.batch.scanning.scanned import Scan
+from stoker.batch.scanning.sizes import microbatch, scan
+from stoker.batch.sweeping import sweep
+from stoker.batch.swept import Account, Sweep
+from stoker.batch.target import Maker, Target, Workload
+from stoker.batch.telling import OnPart
+from stoker.batch.trainings.setting import Setting
+from stoker.batch.trainings.training import Plan
+from stoker.errors import ConfigError, RunError
+
+__all__ = ["explain"]
+
+RUNGS = 3
+"""Doublings to either side that are looked at."""
+UPDATES, FEWEST_UPDATES = 150, 100
+"""That a training has at the present batch, and at the largest one that is compared."""
+LONGEST = 4.0
+"""Smaller batches whose training would take more times the present one's are left out."""
+
+
+def explain(
+    target: str | Maker,
+    present: Setting | int,
+    *,
+    samples: int | None = None,
+    seeds: int | Sequence[int] = 3,
+    limit_bytes: int | None = None,
+    scenario: str | None = None,
+    on_trial: Callable[[Trial, int | None], None] | None = None,
+    on_part: OnPart | None = None,
+) -> Explained:
+    """Larger, stay or smaller; see `Explained`. Four steps: what fits, what is fast, what trains well, the verdict.
+
+    target: where to find a function that makes a Target with `load` and `validate`.
+    present: the training as it is: its examples per update, or a whole setting.
+    samples: that each training is compared at; None: `UPDATES` updates of the present batch, or `FEWEST_UPDATES` of the
+        largest compared, whichever is more. Give the samples of your training where they are few enough to run.
+    seeds: two or more, of the first weights and the data's order.
+    limit_bytes: of memory; see `fit`. scenario: one of `ranges.SCENARIOS`, to hold the batch against what is usual.
+
+    ConfigError for a target that can't be trained so; RunError where not even one example fits.
+    """
+    maker = Maker(target) if isinstance(target, str) else target
+    here = present if isinstance(present, Setting) else Setting(present)
+    size = here.examples_per_update
+    usual = None if scenario is None else list(remarks(scenario, per_device=here.microbatch, all_devices=size))
+    examples = _described(maker, here)
+    ladder = _ladder(size, examples or math.inf)
+    fitted = fit(maker, limit_bytes=limit_bytes, start=here.microbatch, most=ladder[-1], on_trial=on_trial)
+    at_once = sorted({min(here.microbatch, fitted.size), *(each for each in ladder if each <= fitted.size)})
+    swept = sweep(
+        maker, at_once if len(at_once) > 1 else None, present=min(here.microbatch, fitted.size), largest=fitted.size,
+        remedies=False, roofline=False, on_part=on_part,
+    )  # fmt: skip
+    sizes = _compared(size, swept, ladder)
+    plan = Plan(samples or max(UPDATES * size, FEWEST_UPDATES * sizes[-1]))
+    now = replace(here, base_examples=here.base_examples or size, examples_per_microbatch=microbatch(size, fitted.size))
+    rates = scan_rates(maker, plan, now, seeds=seeds, on_part=on_part)
+    tuned = replace(now, rate_factor=_factor(rates, now))
+    noise = noise_of(maker, tuned, plan)
+    scanned = scan(maker, sizes, plan, tuned, seeds=seeds, fits=fitted.size, on_part=on_part)
+    verdict = decide(_rungs(scanned, fitted, swept.capacity_bytes), size)
+    return Explained(
+        usual=tuple(usual or ()),
+        examples=examples,
+        fit=fitted,
+        sweep=swept,
+        rates=rates,
+        scan=scanned,
+        noise=noise,
+        verdict=verdict,
+        accounts=_accounts(swept, scanned, noise, verdict, now, tuned),
+    )
+
+
+def _described(maker: Maker, here: Setting) -> int | None:
+    """The examples there are. A target that can't be trained is told now, not after its memory was measured."""
+    with randomness.kept():
+        made: Workload = maker()
+        if not isinstance(made, Target) or made.load is None or made.validate is None:
+            raise ConfigError(
+                f"target '{maker.path}': an answer needs trainings, and those a stoker.batch.Target with `load` (an "
+                "epoch of real batches) and `validate` (the loss of held-out data)"
+            )
+        if made.most is not None and here.examples_per_update > made.most:
+            raise ConfigError(f"{here.examples_per_update:,} examples per update of a data set of {made.most:,}")
+        return made.most
+
+
+def _ladder(size: int, most: float) -> list[int]:
+    """Doublings to either side of the present size, whole ones only."""
+    below = [size >> doubling for doubling in range(RUNGS, 0, -1) if size % 2**doubling == 0]
+    return [*below, *(size << doubling for doubling in range(RUNGS + 1) if size << doubling <= most)]
+
+
+def _compared(size: int, swept: Sweep, ladder: Sequence[int]) -> list[int]:
+    """Sizes whose trainings are worth their time: up to the first doubling that gains too little, and down while an
+    equal number of samples doesn't take many times as long.
+    """
+    seconds = {point.size: point.seconds for point in swept.points}
+    larger: list[int] = []
+    for each in (each for each in ladder if each > size):
+        larger.append(each)
+        before = each // 2
+        if each not in seconds or before not in seconds or 2 * seconds[before] / seconds[each] - 1 < SPENT:
+            break
+    smaller = [
+        each
+        for each in ladder
+        if each < size and each in seconds and seconds[each] / each <= LONGEST * seconds[size] / size
+    ]
+    return [*smaller, size, *larger]
+
+
+def _factor(rates: RateScan, here: Setting) -> float:
+    """The one in use, where no other is told from it as better. RunError where all diverged."""
+    if rates.best is None:
+        raise RunError(rates.words)
+    return here.rate_factor if here.rate_factor in rates.kept else rates.best.setting.rate_factor
+
+
+def _rungs(scanned: Scan, fitted: Fit, capacity: int | None) -> list[Rung]:
+    """Of each batch, with its learning rate tuned where the scan tuned it."""
+    made = []
+    for arm in scanned.arms:
+        size, losses = arm.setting.examples_per_update, arm.losses
+        rates = scanned.rates
+        if rates and rates.best and rates.best.setting.examples_per_update == size and rates.best.mean < arm.standing:
+            losses = rates.best.losses
+        made.append(Rung(size, arm.rate, _memory(fitted, arm.setting.microbatch, capacity), losses))
+    return made
+
+
+def _memory(fitted: Fit, size: int, capacity: int | None) -> float | None:
+    """The peak at a micro-batch over the limit, by the peaks that the fit measured."""
+    limit, slope = fitted.limit_bytes or capacity, growth(fitted.trials)
+    if fitted.peak_bytes is None or limit is None:
+        return None
+    return (fitted.peak_bytes + (slope or 0.0) * (size - fitted.size)) / limit
+
+
+def _accounts(
+    swept: Sweep, scanned: Scan, noise: NoiseEstimate | None, verdict: Verdict, now: Setting, tuned: Setting
+) -> tuple[Account, ...]:
+    target, base = scanned.equal.target, now.base_examples or now.examples_per_update
+    given = {name: target.settings[name] for name in ("betas", "eps", "weight_decay") if name in target.settings}
+    own = rescale(
+        target.kind,
+        base,
+        verdict.present,
+        learning_rate=target.settings["lr"],
+        rule=now.rule,
+        moments=now.moments,
+        **given,
+    )
+    scale = noise.scale.value if noise is not None and noise.scale is not None else None
+    then = rescale(
+        target.kind,
+        verdict.present,
+        verdict.recommended,
+        learning_rate=own.learning_rate * now.rate_factor,
+        rule=now.rule,
+        moments=now.moments,
+        noise_scale=scale,
+    )
+    factor = tuned.rate_factor / now.rate_factor
+    rates = scanned.rates
+    if rates and rates.best and rates.best.setting.examples_per_update == verdict.recommended:
+        factor = rates.best.setting.rate_factor / now.rate_factor
+    return (swept.accounts[0], smooth_account(noise, verdict.present), rate_account(then, factor))
