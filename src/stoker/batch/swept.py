@@ -202,7 +202,8 @@ def _lines(found: Sweep) -> list[str]:
     lines.append(f"stopped at {found.points[-1].size:,}: {found.stopped}")
     if found.remedies:
         lines += ["", f"remedies at {found.studied:,} {found.unit}:", *map(_remedy_in_words, found.remedies)]
-    lines += ["", "raise the batch?", *(f"  {each.name}: {each.answer}. {each.words}" for each in found.accounts)]
+    if found.accounts:
+        lines += ["", "raise the batch?", *(f"  {each.name}: {each.answer}. {each.words}" for each in found.accounts)]
     return lines + [f"warning: {each}" for each in found.warnings]
 
 

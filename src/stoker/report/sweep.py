@@ -8,7 +8,7 @@ from stoker.report.bars import bars
 from stoker.report.charts import Band, Curve, Mark, Plot, plots, zones_of
 from stoker.report.html import Section, Table
 
-__all__ = ["sections"]
+__all__ = ["accounts", "sections"]
 
 ZONES = {"steep": "--green", "gradual": "--amber", "flat": "--rose"}
 Json = Mapping[str, Any]
@@ -26,14 +26,14 @@ def sections(found: Json) -> Iterator[Section]:
     )
     if found["remedies"]:
         yield _remedies(found)
-    yield Section(
-        "Memory is left: raise the batch?",
-        table=Table(
-            ("account", "answer", "why"),
-            [(each["name"], each["answer"], each["words"]) for each in found["accounts"]],
-            words=(0, 1, 2),
-        ),
-    )
+    if found["accounts"]:
+        yield accounts(found["accounts"])
+
+
+def accounts(answers: Sequence[Json]) -> Section:
+    """The three accounts of a question that is asked whenever memory is left."""
+    rows = [(each["name"], each["answer"], each["words"]) for each in answers]
+    return Section("Memory is left: raise the batch?", table=Table(("account", "answer", "why"), rows, words=(0, 1, 2)))
 
 
 def _curves(found: Json) -> str:

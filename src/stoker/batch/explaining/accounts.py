@@ -26,7 +26,7 @@ def smooth_account(noise: NoiseEstimate | None, present: int) -> Account:
 
 
 def rate_account(rescaled: Rescaled, factor: float | None) -> Account:
-    """What the learning rate must do: `rescaled` for the recommended batch, and the best `factor` of a scan about it."""
+    """What the learning rate must do: `rescaled` to the recommended batch, and the best `factor` of a scan about it."""
     name = "learning rate to change"
     tuned = rescaled.learning_rate * (factor or 1.0)
     scanned = (

@@ -9,9 +9,9 @@ from stoker.batch.certificate import Fit, Trial, growth
 from stoker.batch.curve import SPENT
 from stoker.batch.explaining.accounts import rate_account, smooth_account
 from stoker.batch.explaining.explained import Explained
+from stoker.batch.explaining.gradient import noise_of
 from stoker.batch.explaining.verdict import Rung, Verdict, decide
 from stoker.batch.fitting import fit
-from stoker.batch.explaining.gradient import noise_of
 from stoker.batch.noise import NoiseEstimate
 from stoker.batch.ranges import remarks
 from stoker.batch.scaling import rescale
@@ -83,7 +83,7 @@ def explain(
         usual=tuple(usual or ()),
         examples=examples,
         fit=fitted,
-        sweep=swept,
+        sweep=replace(swept, accounts=()),  # answered below, with all that is known
         rates=rates,
         scan=scanned,
         noise=noise,
@@ -102,7 +102,7 @@ def _described(maker: Maker, here: Setting) -> int | None:
                 "epoch of real batches) and `validate` (the loss of held-out data)"
             )
         if made.most is not None and here.examples_per_update > made.most:
-            raise ConfigError(f"{here.examples_per_update:,} examples per update of a data set of {made.most:,}")
+            raise ConfigError(f"a batch of {here.examples_per_update:,} examples, but the data set has {made.most:,}")
         return made.most
 
 

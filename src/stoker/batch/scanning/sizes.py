@@ -16,7 +16,7 @@ from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Make, Plan
 from stoker.errors import ConfigError
 
-__all__ = ["scan"]
+__all__ = ["microbatch", "scan"]
 
 
 def scan(
@@ -55,7 +55,7 @@ def scan(
     base = present.base_examples or present.examples_per_update
     fits = present.examples_per_microbatch if fits is None else fits
     settings = [
-        replace(present, examples_per_update=size, base_examples=base, examples_per_microbatch=_microbatch(size, fits))
+        replace(present, examples_per_update=size, base_examples=base, examples_per_microbatch=microbatch(size, fits))
         for size in ordered
     ]
     if plan.samples < ordered[-1]:
@@ -80,7 +80,8 @@ def scan(
     )
 
 
-def _microbatch(size: int, fits: int | None) -> int | None:
+def microbatch(size: int, fits: int | None) -> int | None:
+    """The largest micro-batch that fits and divides the update; None: the update itself fits."""
     if fits is not None and fits < 1:
         raise ConfigError(f"fits = {fits}: the largest micro-batch that fits in memory, at least 1")
     if fits is None or fits >= size:
