@@ -9,6 +9,7 @@ from stoker.batch.noise import NoiseEstimate
 from stoker.batch.scanning.rate_scan import RateScan
 from stoker.batch.scanning.scanned import Scan
 from stoker.batch.swept import Account, Sweep
+from stoker.batch.trainings.setting import Setting
 
 __all__ = ["Explained"]
 
@@ -29,6 +30,16 @@ class Explained:
     noise: NoiseEstimate | None
     verdict: Verdict
     accounts: tuple[Account, ...]
+
+    def setting(self, examples_per_update: int) -> Setting:
+        """What the trainings of a compared batch were run with, its learning rate tuned where it was scanned. KeyError
+        for another batch.
+        """
+        tuned = self.scan.rates.best if self.scan.rates else None
+        if tuned is not None and tuned.setting.examples_per_update == examples_per_update:
+            arm = self.scan.at(examples_per_update)
+            return tuned.setting if tuned.mean < arm.standing else arm.setting
+        return self.scan.at(examples_per_update).setting
 
     def to_json(self) -> dict[str, Any]:
         """Plain types."""
