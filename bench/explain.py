@@ -1,12 +1,12 @@
 """`stoker batch explain` on real trainings, each verdict held against trainings both ways.
 
-The present batch, and the recommended one (for "stay": half and double of it), are trained at equal samples from seeds that
-the explanation hasn't seen, in turns. Confirmed is
+The present batch, and the recommended one (for "stay": half and double of it), are trained at equal samples, in turns,
+from seeds that the explanation hasn't seen. Confirmed is
 
 - larger: it takes at least a tenth less time, and isn't plainly worse;
 - smaller: the present one is plainly worse;
-- stay: the double saves less than a tenth of the time or is plainly worse, and the present one isn't plainly worse than the
-  half.
+- stay: the double saves less than a tenth of the time or is plainly worse, and the present one isn't plainly worse than
+  the half.
 
 Plainly worse: a higher held-out loss with every seed, and by more than one standard deviation over seeds.
 """
@@ -29,6 +29,8 @@ FRESH = (100, 101, 102, 103)
 
 @dataclass(frozen=True)
 class Case:
+    """A training as it is."""
+
     name: str
     path: str
     present: int
@@ -46,6 +48,8 @@ CASES = (
 
 @dataclass(frozen=True)
 class Arm:
+    """What trainings at one batch came to."""
+
     losses: tuple[float, ...]
     seconds: float
     """Of a training, the median over seeds."""
@@ -90,7 +94,9 @@ def examine(case: Case) -> dict[str, Any]:
     right = confirmed(verdict.way, here, {name: arms[size] for name, size in named.items()})
     for size, arm in arms.items():
         mean, spread = statistics.fmean(arm.losses), statistics.stdev(arm.losses)
-        print(f"   {size:>6,} per update: loss {mean:.4g} +- {spread:.2g}, {arm.seconds / here.seconds:.2f} of the time")
+        print(
+            f"   {size:>6,} per update: loss {mean:.4g} +- {spread:.2g}, {arm.seconds / here.seconds:.2f} of the time"
+        )
     print(f"   {verdict.way}: {'confirmed' if right else 'NOT CONFIRMED'}\n", flush=True)
     return {
         "case": case.name,

@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 if TYPE_CHECKING:
     from stoker.batch.target import Maker
 
-__all__ = ["Html", "Json", "TargetPath", "Words", "batch", "maker", "numbers"]
+__all__ = ["Html", "Json", "TargetPath", "Words", "batch", "in_bytes", "maker", "numbers"]
 
 batch = typer.Typer(
     no_args_is_help=True,
@@ -75,7 +75,7 @@ def fit(
     with framed(html, as_json):
         from stoker.batch.fitting import fit as run_fit
 
-        limit = _bytes(limit_gib, "--limit-gib")
+        limit = in_bytes(limit_gib, "--limit-gib")
         found = run_fit(
             maker(target, words), limit_bytes=limit, headroom=headroom, start=start, most=most, ranks=ranks,
             deadline_seconds=deadline, on_trial=None if as_json else trial,
@@ -163,7 +163,7 @@ def memory(
     with framed(html, as_json):
         from stoker.batch.footprint import of_model, of_run, of_target
 
-        capacity = _bytes(capacity_gib, "--capacity-gib")
+        capacity = in_bytes(capacity_gib, "--capacity-gib")
         _check_given(context, target)
         if target.endswith(".toml"):
             from stoker.config.load import load
@@ -233,7 +233,8 @@ def _check_given(context: typer.Context, target: str) -> None:
         raise ConfigError(f"--{given[0].replace('_', '-')} is of a model's folder or config.json: {what}")
 
 
-def _bytes(gib: float | None, option: str) -> int | None:
+def in_bytes(gib: float | None, option: str) -> int | None:
+    """What an option gives in GiB. ConfigError for what no memory has."""
     if gib is None:
         return None
     if not 0 < gib < 2**33:  # neither NaN nor more than any machine can address

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from stoker.batch.critical.measuring import critical_batch
     from stoker.batch.critical.reached import Reached
     from stoker.batch.critical.reaching import measure_tradeoff
+    from stoker.batch.explaining.explained import Explained
+    from stoker.batch.explaining.procedure import explain
     from stoker.batch.fitting import fit
     from stoker.batch.horizons import Horizon
     from stoker.batch.loading import LoaderOptions
@@ -62,6 +64,7 @@ __all__ = [
     "ChangingBatches",
     "Critical",
     "Doubling",
+    "Explained",
     "Fit",
     "History",
     "Horizon",
@@ -94,6 +97,7 @@ __all__ = [
     "branched",
     "critical_batch",
     "doubling",
+    "explain",
     "fit",
     "fit_tradeoff",
     "from_parts",
@@ -122,6 +126,7 @@ if not TYPE_CHECKING:
             "ChangingBatches": "changing",
             "Critical": "critical.measured",
             "Doubling": "tradeoff",
+            "Explained": "explaining.explained",
             "Fit": "certificate",
             "History": "trainings.history",
             "Horizon": "horizons",
@@ -154,6 +159,7 @@ if not TYPE_CHECKING:
             "branched": "critical.branching",
             "critical_batch": "critical.measuring",
             "doubling": "tradeoff",
+            "explain": "explaining.procedure",
             "fit": "fitting",
             "fit_tradeoff": "tradeoff",
             "from_parts": "noise",
