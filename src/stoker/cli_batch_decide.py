@@ -24,8 +24,8 @@ RateRule = Annotated[
 ExplainedSamples = Annotated[
     int | None,
     typer.Option(
-        help="That each training sees; best is what yours will. Without it: 150 updates of the present batch, or 100 of "
-        "the largest compared.",
+        help="That each training sees; best is what yours will. Without it: 150 updates of the present batch, or 100 "
+        "of the largest compared.",
         min=1,
         show_default=False,
     ),

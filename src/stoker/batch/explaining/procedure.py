@@ -33,6 +33,8 @@ RUNGS = 3
 """Doublings to either side that are looked at."""
 UPDATES, FEWEST_UPDATES = 150, 100
 """That a training has at the present batch, and at the largest one that is compared."""
+FACTORS = (0.5, 1.0, 2.0)
+"""Of the learning rate at the present batch; the scan goes on past an edge."""
 LONGEST = 4.0
 """Smaller batches whose training would take more times the present one's are left out."""
 
@@ -74,7 +76,7 @@ def explain(
     sizes = _compared(size, swept, ladder)
     plan = Plan(samples or max(UPDATES * size, FEWEST_UPDATES * sizes[-1]))
     now = replace(here, base_examples=here.base_examples or size, examples_per_microbatch=microbatch(size, fitted.size))
-    rates = scan_rates(maker, plan, now, seeds=seeds, on_part=on_part)
+    rates = scan_rates(maker, plan, now, factors=FACTORS, seeds=seeds, on_part=on_part)
     tuned = replace(now, rate_factor=_factor(rates, now))
     noise = noise_of(maker, tuned, plan)
     scanned = scan(maker, sizes, plan, tuned, seeds=seeds, fits=fitted.size, on_part=on_part)
