@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accumulated",
+    "Branched",
     "ByNoise",
     "ByPlateau",
-    "Branched",
     "ChangingBatches",
     "Critical",
     "Doubling",
