@@ -263,9 +263,8 @@ class LocalLearner:
             saving.save_tensors(saving.tensors_of(self._critic), folder / "critic.safetensors")
         saving.save_rng(folder / "rng.safetensors")
         norms = {role: list(guard.past) for role, guard in self._guards.items()}
-        saving.save_json(
-            {"schema_version": 1, "dtype": str(self._model.dtype), "gradient_norms": norms}, folder / "learner.json"
-        )
+        facts = {"schema_version": 1, "dtype": str(self._model.dtype), "gradient_norms": norms}
+        saving.save_json(facts, folder / "learner.json")
 
     def load(self, folder: Path) -> None:
         if self._adapters is None:
