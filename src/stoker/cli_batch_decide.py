@@ -141,9 +141,14 @@ def explain(
         from stoker.batch.trainings.setting import Setting
 
         setting = Setting(
-            present, base_examples=base, examples_per_microbatch=microbatch, rule=rule, warmup_samples=warmup,
-            decay=decay, clip_norm=clip,  # type: ignore[arg-type]
-        )  # fmt: skip
+            present,
+            base_examples=base,
+            examples_per_microbatch=microbatch,
+            rule=rule,  # type: ignore[arg-type]  # it checks
+            warmup_samples=warmup,
+            decay=decay,  # type: ignore[arg-type]
+            clip_norm=clip,
+        )
         with aside():
             found = run_explain(
                 made_by, setting, samples=samples, seeds=seeds, limit_bytes=in_bytes(limit_gib, "--limit-gib"),

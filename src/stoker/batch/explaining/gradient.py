@@ -6,10 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from stoker.batch.noise import Mean, NoiseEstimate, NoiseScale
-from stoker.batch.target import Maker, Target, Workload
+from stoker.batch.estimates.smoothed import Mean
+from stoker.batch.noise import NoiseEstimate, NoiseScale
+from stoker.batch.target import Maker, Target
 from stoker.batch.trainings.setting import Setting
-from stoker.batch.trainings.training import Plan, train_anew
+from stoker.batch.trainings.training import Plan, targeted, train_anew
 
 __all__ = ["noise_of"]
 
@@ -28,13 +29,13 @@ def noise_of(make: Maker, setting: Setting, plan: Plan) -> NoiseEstimate | None:
         return None
     counted: list[float] = []
 
-    def made() -> Workload:
-        target = make()
-        if isinstance(target, Target) and target.count is not None:
+    def made() -> Target:
+        target = targeted(make)
+        if target.count is not None:
             target.count = _noting(target.count, counted)
         return target
 
-    meter = NoiseScale()
+    meter = NoiseScale(every=1)
     cut = replace(setting, examples_per_microbatch=min(size // parts, setting.microbatch))
     history = train_anew(made, cut, replace(plan, evaluations=0), noise=meter)
     found = meter.estimate()
