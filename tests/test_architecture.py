@@ -46,6 +46,7 @@ TORCH_FREE = (
     "stoker.batch.noise",
     "stoker.batch.plan",
     "stoker.batch.scanning.scanned",
+    "stoker.batch.reading",
     "stoker.batch.search",
     "stoker.batch.searching.searched",
     "stoker.batch.searching.space",
@@ -60,6 +61,7 @@ TORCH_FREE = (
     "stoker.cli_batch",
     "stoker.record",
     "stoker.report",
+    "stoker.signals",
 )
 
 

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from stoker.batch.proof import Proof
     from stoker.batch.proving import prove
     from stoker.batch.rates import RateFollower
+    from stoker.batch.reading.curve import Curve
+    from stoker.batch.reading.found import Finding, Reading
+    from stoker.batch.reading.raising import read_raise
+    from stoker.batch.reading.reader import read_curve
     from stoker.batch.scaling import Rescaled, rescale
     from stoker.batch.scanning.rate_scan import RateScan
     from stoker.batch.scanning.rates import scan_rates
@@ -63,8 +67,10 @@ __all__ = [
     "ByPlateau",
     "ChangingBatches",
     "Critical",
+    "Curve",
     "Doubling",
     "Explained",
+    "Finding",
     "Fit",
     "History",
     "Horizon",
@@ -80,6 +86,7 @@ __all__ = [
     "RateFollower",
     "RateScan",
     "Reached",
+    "Reading",
     "Rescaled",
     "Scan",
     "Searched",
@@ -106,6 +113,8 @@ __all__ = [
     "measure_tradeoff",
     "predicted",
     "prove",
+    "read_curve",
+    "read_raise",
     "rescale",
     "scan",
     "scan_rates",
@@ -127,6 +136,8 @@ if not TYPE_CHECKING:
             "Critical": "critical.measured",
             "Doubling": "tradeoff",
             "Explained": "explaining.explained",
+            "Curve": "reading.curve",
+            "Finding": "reading.found",
             "Fit": "certificate",
             "History": "trainings.history",
             "Horizon": "horizons",
@@ -142,6 +153,7 @@ if not TYPE_CHECKING:
             "RateFollower": "rates",
             "RateScan": "scanning.rate_scan",
             "Reached": "critical.reached",
+            "Reading": "reading.found",
             "Rescaled": "scaling",
             "Scan": "scanning.scanned",
             "Searched": "searching.searched",
@@ -168,6 +180,8 @@ if not TYPE_CHECKING:
             "measure_tradeoff": "critical.reaching",
             "predicted": "predicting",
             "prove": "proving",
+            "read_curve": "reading.reader",
+            "read_raise": "reading.raising",
             "rescale": "scaling",
             "scan": "scanning.sizes",
             "scan_rates": "scanning.rates",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -209,3 +210,23 @@ def test_what_cannot_be_trained_is_refused(make: Callable[[], Target], setting: 
 def test_settings_that_cannot_be_are_refused(keywords: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Setting(**keywords)  # type: ignore[arg-type]
+
+
+def test_agreement_is_the_cosine_of_neighbouring_gradients() -> None:
+    """Against gradients copied by a hook, clipping included; and it changes nothing."""
+    gradients: list[Tensor] = []
+
+    def make() -> Target:
+        target = regression()
+
+        def copy(*_: object) -> None:
+            gradients.append(torch.cat([weight.grad.flatten().clone() for weight in target.model.parameters()]))  # type: ignore[union-attr]
+
+        target.optimizer.register_step_pre_hook(copy)
+        return target
+
+    found = train_anew(make, Setting(32, clip_norm=0.1), Plan(512, agreement=True))
+    expected = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in pairwise(gradients)]
+    assert found.agreement == pytest.approx([0.0, *expected], abs=1e-5)
+    plain = train_anew(regression, Setting(32, clip_norm=0.1), Plan(512))
+    assert plain.agreement == [] and plain.loss == found.loss

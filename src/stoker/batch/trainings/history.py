@@ -44,6 +44,8 @@ class History:
     """Of each update, `waited` included."""
     waited: list[float] = field(default_factory=list)
     """Of them for data."""
+    agreement: list[float] = field(default_factory=list)
+    """Cosine of the gradient and the update's before; 0 for the first. Empty where it wasn't asked for."""
     evaluations: list[Evaluation] = field(default_factory=list)
     ended: str = ""
     """Why it ended before its last sample; empty where it didn't."""
@@ -88,7 +90,8 @@ class History:
 
     def to_json(self) -> dict[str, Any]:
         """Plain types."""
-        made = {name: getattr(self, name) for name in ("unit", "samples", "loss", "gradient_norm", "learning_rate")}
+        series = ("samples", "loss", "gradient_norm", "learning_rate", "agreement")
+        made = {name: getattr(self, name) for name in ("unit", *series)}
         made |= {"seconds": self.seconds, "waited": self.waited, "ended": self.ended}
         evaluations = [asdict(each) | {"figures": dict(each.figures)} for each in self.evaluations]
         return {"setting": self.setting.to_json(), **made, "evaluations": evaluations}

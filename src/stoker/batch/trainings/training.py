@@ -41,6 +41,9 @@ class Plan:
     loader: LoaderOptions = field(default_factory=LoaderOptions)
     kind: Kind | None = None
     """Of the optimizer's rule, where its class doesn't tell."""
+    agreement: bool = False
+    """Note how far each gradient agrees with the one before, which `read_curve` reads best by. Keeps a second copy of
+    the gradients."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.evaluations < 0:
@@ -104,6 +107,7 @@ def train(
     horizon = Horizon(plan.samples, min(setting.warmup_samples, plan.samples), setting.decay)
     follower = RateFollower(target.optimizer, horizon, base, kind=kind, rule=setting.rule, moments=setting.moments)
     history = History(setting, target.unit)
+    agreement = _Agreement() if plan.agreement else None
     with randomness.kept(), _in_training_mode(target.model):
         stream = _windows(target, setting, plan, first_epoch)
         for update in range(1, plan.updates(setting) + 1):
@@ -113,7 +117,9 @@ def train(
             seen = update * setting.examples_per_update
             follower.set(seen, setting.examples_per_update)
             rate = _scale(target.optimizer, setting.rate_factor)
-            loss, norm = _update(target, setting, window, noise)
+            loss, norm = _update(target, setting, window, noise, agreement)
+            if agreement is not None:
+                history.agreement.append(agreement.cosine)
             history.note(seen, loss, norm, rate, time.perf_counter() - start, waited)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 what = f"gradient norm {norm}" if math.isfinite(loss) else f"loss {loss}"
@@ -179,7 +185,27 @@ def _scale(optimizer: torch.optim.Optimizer, factor: float) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def _update(target: Target, setting: Setting, window: list[Any], noise: NoiseScale | None) -> tuple[float, float]:
+class _Agreement:
+    """Of each gradient with the one before. An update makes its gradients anew, so that the last ones can be held."""
+
+    def __init__(self) -> None:
+        self.cosine = 0.0
+        self._before: dict[Tensor, Tensor] = {}
+
+    def note(self, held: list[nn.Parameter]) -> None:
+        """Before clipping; of the weights that had a gradient both times."""
+        now: dict[Tensor, Tensor] = {weight: _dense(weight.grad) for weight in held}
+        both = [weight for weight in now if weight in self._before and now[weight].shape == self._before[weight].shape]
+        pairs = [(now[weight].flatten(), self._before[weight].flatten()) for weight in both]
+        product = float(sum((torch.dot(a, b) for a, b in pairs), torch.zeros(())))
+        norms = [float(nn.utils.get_total_norm([pair[side] for pair in pairs])) for side in (0, 1)] if pairs else [0.0]
+        self.cosine = product / math.prod(norms) if math.prod(norms) > 0 else 0.0
+        self._before = now
+
+
+def _update(
+    target: Target, setting: Setting, window: list[Any], noise: NoiseScale | None, agreement: _Agreement | None
+) -> tuple[float, float]:
     """The loss and the gradient's norm. Where one isn't finite the weights stay as they are."""
     target.optimizer.zero_grad(set_to_none=True)
     if len(window) == 1 and noise is None:
@@ -190,6 +216,8 @@ def _update(target: Target, setting: Setting, window: list[Any], noise: NoiseSca
         loss = accumulate(target.model, target.loss, window, count=target.count, noise=noise).loss
     held = [weight for weight in target.weights() if weight.grad is not None]
     norm = nn.utils.get_total_norm([_dense(weight.grad) for weight in held])
+    if agreement is not None:
+        agreement.note(held)
     if torch.isfinite(loss) and torch.isfinite(norm):
         if setting.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(held, setting.clip_norm, norm)

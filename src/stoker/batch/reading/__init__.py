@@ -1,0 +1,1 @@
+"""What a training's curves say about its learning rate, its batch and its data."""
