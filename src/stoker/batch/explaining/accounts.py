@@ -32,7 +32,7 @@ def rate_account(rescaled: Rescaled, factor: float | None) -> Account:
     scanned = (
         ""
         if factor is None
-        else f"; a scan of rates prefers {factor:g} times that"
+        else f"; a scan of rates prefers it, {factor:g} times as high"
         if factor != 1
         else ("; a scan of rates confirms it")
     )

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from stoker.batch.estimates.smoothed import Mean
 from stoker.batch.noise import NoiseEstimate, NoiseScale
-from stoker.batch.target import Maker, Target
+from stoker.batch.target import Target
 from stoker.batch.trainings.setting import Setting
-from stoker.batch.trainings.training import Plan, targeted, train_anew
+from stoker.batch.trainings.training import Make, Plan, targeted, train_anew
 
 __all__ = ["noise_of"]
 
@@ -18,7 +18,7 @@ PARTS = 8
 """Micro-batches of an update that the noise is seen between, at most."""
 
 
-def noise_of(make: Maker, setting: Setting, plan: Plan) -> NoiseEstimate | None:
+def noise_of(make: Make, setting: Setting, plan: Plan) -> NoiseEstimate | None:
     """Over one training, whose updates are cut into micro-batches; None: an update of one example can't be cut.
 
     A loss that is a mean over tokens has its noise in tokens; there are so many of them to an example, on average.

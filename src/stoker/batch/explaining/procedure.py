@@ -109,9 +109,12 @@ def _described(maker: Maker, here: Setting) -> int | None:
 
 
 def _ladder(size: int, most: float) -> list[int]:
-    """Doublings to either side of the present size, whole ones only."""
-    below = [size >> doubling for doubling in range(RUNGS, 0, -1) if size % 2**doubling == 0]
-    return [*below, *(size << doubling for doubling in range(RUNGS + 1) if size << doubling <= most)]
+    """Halves of the present size, rounded down, it and its doubles. ConfigError where there is nothing but it."""
+    below = [size >> halving for halving in range(RUNGS, 0, -1) if size >> halving]
+    found = [*below, *(size << doubling for doubling in range(RUNGS + 1) if size << doubling <= most)]
+    if len(found) < 2:
+        raise ConfigError(f"a batch of {size} of a data set of {most}: there is no other to compare it with")
+    return found
 
 
 def _compared(size: int, swept: Sweep, ladder: Sequence[int]) -> list[int]:
