@@ -4,6 +4,7 @@ Buffers are put back before each pass, every source of randomness is seeded, dra
 and the model may compute in fp64, where rounding is far below any fault.
 """
 
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -184,7 +185,9 @@ class Rig:
 
     def seed(self, seed: int) -> None:
         self.model.zero_grad(set_to_none=True)
-        randomness.begin(seed)
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
 
     def gradient(self, batch: Any, *, seed: int = 0, reset: bool = True, scale: float = 1.0) -> Gradient:
         """Of the loss of one batch; `reset=False` leaves the buffers as the pass before left them. `scale` multiplies
