@@ -8,7 +8,8 @@ from seeds that the explanation hasn't seen. Confirmed is
 - stay: the double saves less than a tenth of the time or is plainly worse, and the present one isn't plainly worse than
   the half.
 
-Plainly worse: a higher held-out loss with every seed, and by more than one standard deviation over seeds.
+Plainly worse: a higher held-out loss with every seed, by more than one standard deviation over seeds, and by more than
+chance makes of so many (`tell_apart`, 95 %).
 """
 
 import statistics
@@ -20,10 +21,11 @@ from stoker.batch.curve import SPENT
 from stoker.batch.explaining.explained import Explained
 from stoker.batch.explaining.procedure import explain
 from stoker.batch.explaining.verdict import worse
+from stoker.batch.scanning.arms import tell_apart
 from stoker.batch.target import Maker
 from stoker.batch.trainings.training import Plan, train_anew
 
-FRESH = (100, 101, 102, 103)
+FRESH = (100, 101, 102, 103, 104)
 """Seeds."""
 
 
@@ -68,16 +70,22 @@ def both_ways(case: Case, found: Explained, sizes: tuple[int, ...]) -> dict[int,
     return {size: Arm(tuple(losses[size]), statistics.median(seconds[size])) for size in sizes}
 
 
+def plainly(losses: tuple[float, ...], reference: tuple[float, ...]) -> bool:
+    """Worse, and told apart."""
+    apart = tell_apart([losses, reference])
+    return worse(losses, reference, (apart and apart.half_width) or 0.0)
+
+
 def confirmed(way: str, present: Arm, other: dict[str, Arm]) -> bool:
     def faster(arm: Arm) -> bool:
         return arm.seconds <= present.seconds / (1 + SPENT)
 
     if way == "larger":
-        return faster(other["recommended"]) and not worse(other["recommended"].losses, present.losses)
+        return faster(other["recommended"]) and not plainly(other["recommended"].losses, present.losses)
     if way == "smaller":
-        return worse(present.losses, other["recommended"].losses)
-    not_up = "double" not in other or not faster(other["double"]) or worse(other["double"].losses, present.losses)
-    return not_up and ("half" not in other or not worse(present.losses, other["half"].losses))
+        return plainly(present.losses, other["recommended"].losses)
+    not_up = "double" not in other or not faster(other["double"]) or plainly(other["double"].losses, present.losses)
+    return not_up and ("half" not in other or not plainly(present.losses, other["half"].losses))
 
 
 def examine(case: Case) -> dict[str, Any]:

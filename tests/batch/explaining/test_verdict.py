@@ -92,6 +92,15 @@ def test_worse_is_in_every_seed_and_by_more_than_one_deviation(
     assert worse(losses, reference) is expected
 
 
+def test_what_chance_could_make_is_not_worse() -> None:
+    rungs = ladder((32, 100, 0.1, GOOD), (64, 190, 0.2, BAD))
+    assert worse(BAD, GOOD, 0.09)
+    assert not worse(BAD, GOOD, 0.11)
+    assert decide(rungs, 64, 0.09).way == "smaller"
+    assert decide(rungs, 64, 0.11).way == "stay"
+    assert decide(rungs, 32, 0.11).way == "larger"
+
+
 @pytest.mark.parametrize("present", [16, 48])
 def test_a_ladder_without_the_present_batch_is_refused(present: int) -> None:
     with pytest.raises(ConfigError, match=str(present)):

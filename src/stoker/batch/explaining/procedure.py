@@ -10,7 +10,7 @@ from stoker.batch.curve import SPENT
 from stoker.batch.explaining.accounts import rate_account, smooth_account
 from stoker.batch.explaining.explained import Explained
 from stoker.batch.explaining.gradient import noise_of
-from stoker.batch.explaining.verdict import Rung, Verdict, decide
+from stoker.batch.explaining.verdict import Rung, Verdict, decide, worse
 from stoker.batch.fitting import fit
 from stoker.batch.noise import NoiseEstimate
 from stoker.batch.ranges import remarks
@@ -80,7 +80,8 @@ def explain(
     tuned = replace(now, rate_factor=_factor(rates, now))
     noise = noise_of(maker, tuned, plan)
     scanned = scan(maker, sizes, plan, tuned, seeds=seeds, fits=fitted.size, on_part=on_part)
-    verdict = decide(_rungs(scanned, fitted, swept.capacity_bytes), size)
+    resolution = (scanned.apart and scanned.apart.half_width) or 0.0
+    verdict = decide(_rungs(scanned, fitted, swept.capacity_bytes), size, resolution)
     return Explained(
         usual=tuple(usual or ()),
         examples=examples,
@@ -137,10 +138,14 @@ def _compared(size: int, swept: Sweep, ladder: Sequence[int]) -> list[int]:
 
 
 def _factor(rates: RateScan, here: Setting) -> float:
-    """The one in use, where no other is told from it as better. RunError where all diverged."""
+    """The one in use, unless it is plainly worse than the best. RunError where all diverged.
+
+    No more certainty is asked for than that: a wrong rate would pass for a wrong batch.
+    """
     if rates.best is None:
         raise RunError(rates.words)
-    return here.rate_factor if here.rate_factor in rates.kept else rates.best.setting.rate_factor
+    wrong = worse(rates.at(here.rate_factor).losses, rates.best.losses)
+    return rates.best.setting.rate_factor if wrong else here.rate_factor
 
 
 def _rungs(scanned: Scan, fitted: Fit, capacity: int | None) -> list[Rung]:

@@ -72,12 +72,12 @@ class Verdict:
         return "\n".join(lines)
 
 
-def worse(losses: Sequence[float], reference: Sequence[float]) -> bool:
+def worse(losses: Sequence[float], reference: Sequence[float], resolution: float = 0.0) -> bool:
     """Whether trainings (one per seed) end plainly worse than those of the reference, seed by seed.
 
-    In every seed, and on average by more than one standard deviation of the reference's: seeds share first weights and
-    the data's order, so their differences say more than their levels. Also where more of them diverged.
-    ConfigError for fewer than two seeds, or other ones on the other side.
+    In every seed, and on average by more than one standard deviation of the reference's and than the `resolution`, a
+    difference of two means that chance alone makes. Also where more of them diverged. ConfigError for fewer than two
+    seeds, or other ones on the other side.
     """
     if len(losses) != len(reference) or len(losses) < 2:
         raise ConfigError(f"{len(losses)} trainings against {len(reference)}: one of each seed, of two seeds or more")
@@ -85,11 +85,11 @@ def worse(losses: Sequence[float], reference: Sequence[float]) -> bool:
     if diverged or there:
         return diverged > there
     apart = [mine - theirs for mine, theirs in zip(losses, reference, strict=True)]
-    return min(apart) > 0 and statistics.fmean(apart) > statistics.stdev(reference)
+    return min(apart) > 0 and statistics.fmean(apart) > max(resolution, statistics.stdev(reference))
 
 
-def decide(rungs: Sequence[Rung], present: int) -> Verdict:
-    """From a ladder of batches, ascending, of which `present` is one.
+def decide(rungs: Sequence[Rung], present: int, resolution: float = 0.0) -> Verdict:
+    """From a ladder of batches, ascending, of which `present` is one. `resolution`: see `worse`.
 
     Smaller where a smaller batch trains plainly better at equal samples: the largest that isn't worse than the best of
     those. Otherwise larger, doubling by doubling, while each gains a tenth of throughput or more, fits, and isn't
@@ -100,17 +100,19 @@ def decide(rungs: Sequence[Rung], present: int) -> Verdict:
         raise ConfigError(f"a ladder of {sizes} examples per update: ascending, with the present {present} in it")
     place = sizes.index(present)
     here, smaller, larger = rungs[place], rungs[:place], rungs[place + 1 :]
-    signals = (_throughput(here, larger), _memory(here), _validation(here, smaller))
-    better = [rung for rung in smaller if worse(here.losses, rung.losses)]
+    signals = (_throughput(here, larger), _memory(here), _validation(here, smaller, resolution))
+    better = [rung for rung in smaller if worse(here.losses, rung.losses, resolution)]
     if better:
         best = min(better, key=lambda rung: rung.loss)
-        taken = next(rung for rung in reversed(smaller) if rung is best or not worse(rung.losses, best.losses))
+        taken = next(
+            rung for rung in reversed(smaller) if rung is best or not worse(rung.losses, best.losses, resolution)
+        )
         size = taken.examples_per_update
         words = f"Smaller: {size:,} examples per update instead of {present:,}. {_by(here, taken)} at equal samples"
         slower = 1 - taken.rate / here.rate
         words += f", for {slower:.0%} less throughput." if slower > 0 else "."
         return Verdict("smaller", present, size, signals, words)
-    reached, stop = _climb(here, larger)
+    reached, stop = _climb(here, larger, resolution)
     if reached is not here:
         size = reached.examples_per_update
         words = (
@@ -121,7 +123,7 @@ def decide(rungs: Sequence[Rung], present: int) -> Verdict:
     return Verdict("stay", present, present, signals, f"Stay at {present:,} examples per update. {stop}")
 
 
-def _climb(here: Rung, larger: Sequence[Rung]) -> tuple[Rung, str]:
+def _climb(here: Rung, larger: Sequence[Rung], resolution: float) -> tuple[Rung, str]:
     """The rung to go to, and why no further."""
     reached = here
     for rung in larger:
@@ -131,7 +133,7 @@ def _climb(here: Rung, larger: Sequence[Rung]) -> tuple[Rung, str]:
             return reached, f"From there to {size:,} a doubling gains {gain:.0%} of throughput, less than {SPENT:.0%}."
         if rung.memory is not None and rung.memory > MEMORY_FULL:
             return reached, f"{size:,} would take {rung.memory:.0%} of the memory."
-        if worse(rung.losses, here.losses):
+        if worse(rung.losses, here.losses, resolution):
             return reached, f"At {size:,} validation suffers at equal samples ({_both(here, rung)})."
         reached = rung
     return reached, "No larger batch was tried."
@@ -157,11 +159,11 @@ def _memory(here: Rung) -> Signal:
     )
 
 
-def _validation(here: Rung, smaller: Sequence[Rung]) -> Signal:
+def _validation(here: Rung, smaller: Sequence[Rung], resolution: float) -> Signal:
     if not smaller:
         return Signal("validation", None, "no smaller batch was trained.")
     best = min(smaller, key=lambda rung: rung.loss)
-    if worse(here.losses, best.losses):
+    if worse(here.losses, best.losses, resolution):
         return Signal("validation", "smaller", f"{_by(here, best)} at equal samples.")
     return Signal(
         "validation", "stay", f"not plainly worse than with {best.examples_per_update:,} ({_both(best, here)})."
