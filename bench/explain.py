@@ -34,18 +34,22 @@ class Case:
     """A training as it is."""
 
     name: str
-    path: str
+    maker: Maker
     present: int
     way: str
     """That the training was chosen for."""
     samples: int | None = None
 
 
+CLICKS = Maker("examples/batch_ctr.py:make_target", ("4",))
+DIGITS = Maker("examples/batch_digits.py:make_target", ("8",))
 CASES = (
-    Case("clicks, a batch that leaves the machine idle", "examples/batch_ctr.py:make_target", 64, "larger"),
-    Case("digits, throughput spent", "examples/batch_digits.py:make_target", 64, "stay"),
-    Case("digits, few updates", "examples/batch_digits.py:make_target", 512, "smaller"),
+    Case("clicks, a batch that leaves the machine idle", CLICKS, 128, "larger"),
+    Case("clicks, throughput spent", CLICKS, 4096, "stay"),
+    Case("digits, few updates", DIGITS, 512, "smaller"),
 )
+SEEDS = 4
+"""Of an explanation."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def both_ways(case: Case, found: Explained, sizes: tuple[int, ...]) -> dict[int,
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for turn, seed in enumerate(FRESH):
         for size in sizes if turn % 2 == 0 else reversed(sizes):
-            history = train_anew(Maker(case.path), replace(found.setting(size), seed=seed), plan)
+            history = train_anew(case.maker, replace(found.setting(size), seed=seed), plan)
             losses[size].append(history.final_loss)
             seconds[size].append(sum(history.seconds))
     return {size: Arm(tuple(losses[size]), statistics.median(seconds[size])) for size in sizes}
@@ -89,7 +93,7 @@ def confirmed(way: str, present: Arm, other: dict[str, Arm]) -> bool:
 
 
 def examine(case: Case) -> dict[str, Any]:
-    found = explain(case.path, case.present, samples=case.samples)
+    found = explain(case.maker, case.present, samples=case.samples, seeds=SEEDS)
     verdict = found.verdict
     print(f"== {case.name}\n{found}\n", flush=True)
     trained = [arm.setting.examples_per_update for arm in found.scan.arms]
