@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from stoker.cli_batch_decide import batch
+from stoker.cli_batch_tune import batch
 from stoker.cli_errors import fail
 from stoker.errors import DataError, StokerError
 

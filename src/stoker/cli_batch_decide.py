@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 if TYPE_CHECKING:
     from stoker.batch.target import Maker
 
-__all__ = ["batch", "explain", "scan", "trained"]
+__all__ = ["Clip", "RateDecay", "RateRule", "WarmUp", "batch", "decimals", "explain", "scan", "trained"]
 
 RateRule = Annotated[
     str | None,
@@ -81,7 +81,7 @@ def scan(
         with aside():
             found = run_scan(
                 made_by, numbers(sizes, "--sizes") or [], Plan(samples, evaluations), present, seeds=seeds, fits=fits,
-                factors=_factors(factors), on_part=None if as_json else parts(),
+                factors=decimals(factors, "--factors"), on_part=None if as_json else parts(),
             )  # fmt: skip
         from stoker.report.scan import sections
 
@@ -171,10 +171,11 @@ def trained(target: str, words: list[str] | None, command: str) -> "Maker":
     return maker(target, words)
 
 
-def _factors(text: str | None) -> list[float] | None:
+def decimals(text: str | None, option: str) -> list[float] | None:
+    """Numbers of an option. ConfigError for what is none."""
     if text is None:
         return None
     try:
         return [float(word) for word in text.replace(",", " ").split()]
     except ValueError:
-        raise ConfigError(f"--factors = '{text}': numbers are needed, as 0.5,1,2") from None
+        raise ConfigError(f"{option} = '{text}': numbers are needed, as 0.5,1,2") from None

@@ -189,3 +189,12 @@ def test_when_all_diverge_the_search_says_so(tmp_path: Path) -> None:
     wild = Space((16, 32), (15.0, 20.0))
     none = searched(tmp_path / "study.db", space=wild, trials=3)
     assert none.best is None and "every one diverged" in str(none)
+
+
+def test_a_search_whose_first_training_failed_takes_other_settings(tmp_path: Path) -> None:
+    def broken() -> Target:
+        raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data"):
+        searched(tmp_path / "study.db", make=broken)
+    assert len(searched(tmp_path / "study.db", trials=1).trials) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.batch.searching.searched import End, Searched
-from stoker.batch.searching.space import Space, powers_of_two
+from stoker.batch.searching.space import Space, around
 from stoker.batch.searching.study import Asked, Study, opened
 from stoker.batch.target import Maker
 from stoker.batch.telling import OnPart
@@ -17,9 +17,6 @@ from stoker.config.secrets import redact
 from stoker.errors import ConfigError
 
 __all__ = ["search"]
-
-REACH = 4
-"""Without a space: batches from a fourth of the present one to four times it."""
 
 
 def search(
@@ -47,7 +44,7 @@ def search(
     chooses as if it never had been. ConfigError where the file's trials were made with other settings, by name, and
     where Optuna is missing; an error in a training ends the search, whose trials stay.
     """
-    space = space or _around(present)
+    space = space or Space(around(present.examples_per_update))
     space.check(present)
     if trials < 1 or plan.evaluations < 1:
         raise ConfigError(f"trials = {trials}, evaluations = {plan.evaluations}: each at least 1")
@@ -61,11 +58,6 @@ def search(
                 on_part(f"trial {done + 1} of {trials}", each * (trials - done - 1))
         found, importance, unit = study.trials(present), study.importance(), study.unit()
     return Searched(unit, plan.samples, plan.evaluations, present, space, found, importance, resumed, str(storage))
-
-
-def _around(present: Setting) -> Space:
-    size = present.examples_per_update
-    return Space(powers_of_two(max(1, size // REACH), size * REACH))
 
 
 def _trial(study: Study, make: Make, present: Setting, plan: Plan, space: Space) -> None:

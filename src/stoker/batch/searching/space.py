@@ -8,10 +8,13 @@ from typing import Any
 from stoker.batch.trainings.setting import Setting
 from stoker.errors import ConfigError
 
-__all__ = ["Parameters", "Space", "powers_of_two"]
+__all__ = ["Parameters", "Space", "around", "powers_of_two"]
 
 EDGE = 0.05
 """Of a range (of its logarithm, for the rate): so near its end a setting lies at it."""
+
+REACH = 4
+"""Batches to either side of the present one, as a ratio, where none are named."""
 
 Parameters = Mapping[str, float]
 """What a trial chose: "batch" (a place in `examples_per_update`), "rate_factor" and, if searched, "warmup_samples"."""
@@ -96,3 +99,8 @@ def powers_of_two(least: int, most: int) -> tuple[int, ...]:
     if not found:
         raise ConfigError(f"no power of two lies from {least} to {most}")
     return found
+
+
+def around(size: int) -> tuple[int, ...]:
+    """Powers of two from a fourth of it to four times it."""
+    return powers_of_two(max(1, size // REACH), size * REACH)

@@ -162,16 +162,16 @@ def _load(optuna: ModuleType, storage: Any, path: Path, space: Space, seed: int,
         storage=storage, study_name=NAME, direction="minimize", pruner=median, load_if_exists=True
     )
     before = found.user_attrs.get(ASKED)
-    if before is None:
-        if found.get_trials(deepcopy=False):
-            raise ConfigError(f"{path} holds a study that wasn't made here: give another file")
+    if before is None and found.get_trials(deepcopy=False):
+        raise ConfigError(f"{path} holds a study that wasn't made here: give another file")
+    study = Study(optuna, found, space, seed)
+    if before != asked and not study.done():  # the first training came to nothing, perhaps by these very settings
         found.set_user_attr(ASKED, asked)
     elif before != asked:
         raise ConfigError(
             f"the study in {path} was made with other settings, and its trials can't be compared with new ones: "
             f"{'; '.join(_differences(before, asked))}. Ask for the same, or give another file"
         )
-    study = Study(optuna, found, space, seed)
     study.bury()
     return study
 

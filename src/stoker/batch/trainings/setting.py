@@ -1,7 +1,7 @@
 """What one training is run with, of all that may be compared. No torch here."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from stoker.batch.horizons import Decay
 from stoker.batch.scaling import Moments, Rule
@@ -45,6 +45,10 @@ class Setting:
                 f"{self.examples_per_update} examples per update are not a multiple of {self.microbatch} per "
                 "micro-batch"
             )
+        for name, known in (("rule", Rule), ("moments", Moments), ("decay", Decay)):
+            value = getattr(self, name)
+            if value not in get_args(known) and not (name == "rule" and value is None):
+                raise ConfigError(f"{name} = {value!r}: one of {', '.join(get_args(known))}")
         if not 0 < self.rate_factor < float("inf"):
             raise ConfigError(f"rate_factor = {self.rate_factor}: a positive number")
         if self.warmup_samples < 0 or self.seed < 0:
