@@ -12,12 +12,20 @@ from stoker.errors import ConfigError
 if TYPE_CHECKING:
     from stoker.batch.target import Maker
 
-__all__ = ["Clip", "RateDecay", "RateRule", "WarmUp", "batch", "decimals", "explain", "scan", "trained"]
+__all__ = ["Clip", "RateBase", "RateDecay", "RateRule", "WarmUp", "batch", "decimals", "explain", "scan", "trained"]
 
 RateRule = Annotated[
     str | None,
     typer.Option(
         help="How the rate follows the batch: linear, sqrt or keep. Without it: the optimizer's own.",
+        show_default=False,
+    ),
+]
+RateBase = Annotated[
+    int | None,
+    typer.Option(
+        help="Examples per update that TARGET's learning rate is right for. Without it: the present ones.",
+        min=1,
         show_default=False,
     ),
 ]
@@ -104,14 +112,7 @@ def explain(
     words: Words = None,
     samples: ExplainedSamples = None,
     seeds: Annotated[int, typer.Option(help="Trainings at each batch.", min=2)] = 3,
-    base: Annotated[
-        int | None,
-        typer.Option(
-            help="Examples per update that TARGET's learning rate is right for. Without it: the present ones.",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
+    base: RateBase = None,
     microbatch: Annotated[
         int | None,
         typer.Option(help="Examples at once now. Without it: the whole update.", min=1, show_default=False),

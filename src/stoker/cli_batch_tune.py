@@ -1,19 +1,42 @@
 """`stoker batch`, third part: what searches for the learning rate too, at each batch."""
 
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from stoker.cli_batch import Html, Json, TargetPath, Words, batch, numbers
-from stoker.cli_batch_decide import Clip, RateDecay, RateRule, WarmUp, decimals, trained
+from stoker.cli_batch_decide import Clip, RateBase, RateDecay, RateRule, WarmUp, decimals, trained
 from stoker.cli_batch_frame import aside, framed, show
 from stoker.cli_progress import parts
 from stoker.errors import ConfigError
 
+if TYPE_CHECKING:
+    from stoker.batch.searching.space import Space
+
 __all__ = ["batch", "critical", "search"]
 
 Number = TypeVar("Number", int, float)
+SearchedSizes = Annotated[
+    str | None,
+    typer.Option(
+        help="Examples per update, ascending. Without it: powers of two from a fourth of the present ones to four "
+        "times them.",
+        show_default=False,
+    ),
+]
+SearchedWarmUps = Annotated[
+    str | None,
+    typer.Option(help="Samples of warm-up, least and most. Without it: --warmup in all.", show_default=False),
+]
+SearchedMicrobatch = Annotated[
+    int | None,
+    typer.Option(
+        help="Examples at once at most; larger updates accumulate. Without it: the whole update.",
+        min=1,
+        show_default=False,
+    ),
+]
 
 
 @batch.command(
@@ -31,39 +54,15 @@ def search(
     samples: Annotated[int, typer.Option(help="That each training sees.", min=1)],
     present: Annotated[int, typer.Option(help="Examples per update now.", min=1)],
     words: Words = None,
-    sizes: Annotated[
-        str | None,
-        typer.Option(
-            help="Examples per update, ascending. Without it: powers of two from a fourth of the present ones to four "
-            "times them.",
-            show_default=False,
-        ),
-    ] = None,
+    sizes: SearchedSizes = None,
     rate_factors: Annotated[
         str, typer.Option(help="Least and most, beyond the rule by which the rate follows the batch.")
     ] = "0.1,10",
-    warmups: Annotated[
-        str | None,
-        typer.Option(help="Samples of warm-up, least and most. Without it: --warmup in all.", show_default=False),
-    ] = None,
+    warmups: SearchedWarmUps = None,
     trials: Annotated[int, typer.Option(help="In all, those already in the file counted.", min=1)] = 30,
     storage: Annotated[Path, typer.Option(help="The study's file.")] = Path("study.db"),
-    base: Annotated[
-        int | None,
-        typer.Option(
-            help="Examples per update that TARGET's learning rate is right for. Without it: the present ones.",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
-    microbatch: Annotated[
-        int | None,
-        typer.Option(
-            help="Examples at once at most; larger updates accumulate. Without it: the whole update.",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
+    base: RateBase = None,
+    microbatch: SearchedMicrobatch = None,
     rule: RateRule = None,
     warmup: WarmUp = 0,
     decay: RateDecay = "constant",
@@ -76,7 +75,6 @@ def search(
     with framed(html, as_json):
         made_by = trained(target, words, "search")
         from stoker.batch.searching.running import search as run_search
-        from stoker.batch.searching.space import Space, around
         from stoker.batch.trainings.setting import Setting
         from stoker.batch.trainings.training import Plan
 
@@ -89,16 +87,10 @@ def search(
             decay=decay,  # type: ignore[arg-type]
             clip_norm=clip,
         )
-        warmed = None if warmups is None else numbers(warmups, "--warmups")
-        space = Space(
-            around(present) if sizes is None else tuple(numbers(sizes, "--sizes") or ()),
-            _pair(decimals(rate_factors, "--rate-factors"), "--rate-factors"),
-            None if warmed is None else _pair(warmed, "--warmups"),
-        )
         with aside():
             found = run_search(
-                made_by, own, Plan(samples, evaluations), space, trials=trials, storage=storage,
-                on_part=None if as_json else parts(),
+                made_by, own, Plan(samples, evaluations), _space(present, sizes, rate_factors, warmups), trials=trials,
+                storage=storage, on_part=None if as_json else parts(),
             )  # fmt: skip
         from stoker.report.search import sections
 
@@ -162,11 +154,22 @@ def critical(
         show("Critical batch", target, made, str(found), lambda: sections(made), html, as_json)
 
 
+def _space(present: int, sizes: str | None, rate_factors: str, warmups: str | None) -> "Space":
+    from stoker.batch.searching.space import Space, around
+
+    warmed = numbers(warmups, "--warmups")
+    return Space(
+        around(present) if sizes is None else tuple(numbers(sizes, "--sizes") or ()),
+        _pair(decimals(rate_factors, "--rate-factors") or [], "--rate-factors"),
+        None if warmed is None else _pair(warmed, "--warmups"),
+    )
+
+
 def _silent(what: str, left: float | None) -> None:
     """With --json nothing is told on the way."""
 
 
-def _pair(found: list[Number] | None, option: str) -> tuple[Number, Number]:
-    if found is None or len(found) != 2:
+def _pair(found: list[Number], option: str) -> tuple[Number, Number]:
+    if len(found) != 2:
         raise ConfigError(f"{option}: two numbers are needed, the least and the most, as 0.1,10")
     return found[0], found[1]
