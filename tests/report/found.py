@@ -53,7 +53,7 @@ def critical(*, reached: bool = True) -> Critical:
     """Losses that leave the tolerance between 16 and 32; steps of a curve whose critical batch is 64, or of nothing."""
     losses = {8: 1.80, 16: 1.804, 32: 1.82, 64: math.inf}
     rungs = tuple(
-        Rung(size, 0.001, 1.0, ((1.0, loss),), (loss, loss + 0.002), ((256, loss),), 0.01)
+        Rung(size, 0.001, 1.0, ((1.0, loss),), ((1.0, loss),), (loss, loss + 0.002), ((256, loss),), 0.01)
         for size, loss in losses.items()
     )
     steps = tuple(

@@ -67,13 +67,14 @@ class InProcess:
 
 
 @contextmanager
-def unchanged(target: Target) -> Iterator[None]:
+def unchanged(target: Target, *, swept: bool = True) -> Iterator[None]:
     """Afterwards, also where an error comes, all that steps change is what it was before.
 
     Weights, buffers, gradients (those that were None are None), optimizer state and learning rates, train and eval
     modes and plain attributes of every submodule, and the random numbers of Python, numpy and torch. What the steps
-    left in the allocator's cache goes back to the device. Copies are held on the CPU meanwhile: they take nothing of
-    a device that is measured.
+    left in the allocator's cache goes back to the device, unless `swept` is False: for one of many in a row, as it
+    takes longer than a few short steps. Copies are held on the CPU meanwhile: they take nothing of a device that is
+    measured.
     """
     put_back = [randomness.snapshot(), _modules(target.model), _weights(target), _optimizer(target.optimizer)]
     try:
@@ -81,9 +82,10 @@ def unchanged(target: Target) -> Iterator[None]:
     finally:
         for restore in put_back:
             restore()
-        gc.collect()  # a graph with a cycle in it would stay
-        if target.device.type == "cuda":
-            torch.cuda.empty_cache()
+        if swept:
+            gc.collect()  # a graph with a cycle in it would stay
+            if target.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 def _modules(model: nn.Module) -> Any:

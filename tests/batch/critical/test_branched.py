@@ -9,7 +9,7 @@ from stoker.batch.critical.branched import Branched, Rung, crossing
 
 
 def rung(size: int, *losses: float) -> Rung:
-    return Rung(size, 0.1, 1.0, ((1.0, losses[0]),), losses, ((64, losses[0]),), 0.01)
+    return Rung(size, 0.1, 1.0, ((1.0, losses[0]),), ((1.0, losses[0]),), losses, ((64, losses[0]),), 0.01)
 
 
 def branched(*rungs: Rung) -> Branched:
@@ -17,8 +17,8 @@ def branched(*rungs: Rung) -> Branched:
 
 
 def test_the_crossing_by_hand() -> None:
-    assert crossing([8, 16, 32, 64], [0, 0.0, 0.005, 0.015], 0.01) == pytest.approx(32 * math.sqrt(2))
-    assert crossing([8, 16, 32], [0, 0.03, 0.04], 0.01) == pytest.approx(8 * 2 ** (1 / 3))
+    assert crossing([8, 16, 32, 64], [0, 0.0, 0.005, 0.015], 0.01) == pytest.approx(48)
+    assert crossing([8, 16, 32], [0, 0.03, 0.04], 0.01) == pytest.approx(8 + 8 / 3)
     assert crossing([8, 16, 32], [0, 0.03, 0.01], 0.01) == 32  # the largest within, whatever failed below it
     assert crossing([8, 16, 32], [0, 0.0, math.inf], 0.01) == 16
 
@@ -26,7 +26,7 @@ def test_the_crossing_by_hand() -> None:
 def test_each_is_compared_with_the_lowest_of_all_smaller_ones() -> None:
     found = branched(rung(8, 2.0, 2.2), rung(16, 1.9, 2.1), rung(32, 1.904, 2.104), rung(64, 1.92, 2.12))
     assert [each.mean for each in found.excess] == pytest.approx([0, -0.1, 0.004, 0.02])
-    assert found.critical == pytest.approx(32 * 2 ** (0.006 / 0.016))
+    assert found.critical == pytest.approx(32 * (1 + 0.006 / 0.016))
     assert found.bound == ""
 
 

@@ -25,6 +25,14 @@ def test_straight_in_log_loss_between_evaluations() -> None:
     assert samples_to(history((100, 1.5), start=1.9), 2.0) == 100  # one batch's loss says nothing of the start
 
 
+def test_a_line_through_the_evaluations_near_it_has_the_last_word() -> None:
+    # a power law, on which means of bent curves are too high, and one that scatters about it
+    exact = [(samples, 4.0 * (samples / 100) ** -2) for samples in range(100, 401, 10)]
+    assert samples_to(history(*exact), 1.0) == pytest.approx(200, rel=1e-6)
+    noisy = [(samples, value * (1.1 if samples % 20 else 1 / 1.1)) for samples, value in exact]
+    assert samples_to(history(*noisy), 1.0) == pytest.approx(200, rel=0.01)
+
+
 def test_a_lucky_dip_is_not_yet_the_loss() -> None:
     dip = history((1000, 3.0), (1100, 1.9), (1200, 3.0), (1300, 2.6), (2600, 1.0))
     assert samples_to(dip, 2.0) > 1300
@@ -55,6 +63,16 @@ def test_points_of_a_curve_give_its_critical_batch_and_a_doublings_time() -> Non
     assert doubled.less_time == pytest.approx(1 - 2 / 3 * twice / once, abs=1e-3)
     assert doubled.exchange == pytest.approx((0.001 / once, 0.001 / twice), rel=1e-2)
     assert "costs 33.3%" in str(found) and "saves 33.3%" in str(found)
+
+
+def test_seeds_of_one_batch_are_one_point() -> None:
+    scattered = reached(*(steps(size, on_curve(size) / 2, on_curve(size) * 2) for size in (16, 32, 64)))
+    assert len(scattered.points) == 3
+    assert scattered.tradeoff is not None and scattered.tradeoff.critical == pytest.approx(64, rel=1e-3)
+    off = reached(*(steps(size, *[on_curve(size) * far] * 5) for size, far in ((16, 1.1), (32, 0.9), (64, 1.1))))
+    assert off.tradeoff is not None and off.tradeoff.critical_interval is not None
+    low, high = off.tradeoff.critical_interval
+    assert low < 64 / 3 and high > 64 * 3  # five seeds at one rate don't make the curve's misfit smaller
 
 
 def test_what_never_got_there_is_told_and_not_fitted() -> None:

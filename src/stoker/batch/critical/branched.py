@@ -26,7 +26,9 @@ class Rung:
     rate_factor: float
     """Of the rate, beyond the rule's."""
     tried: tuple[tuple[float, float], ...]
-    """(factor, loss) of the search for it, on an order of the data that the losses below aren't from."""
+    """(factor, loss) of the search for it, on other orders of the data than the losses below."""
+    settled: tuple[tuple[float, float], ...]
+    """(factor, loss) where it ended and beside it, mean over the orders below: the best of these is this rung's."""
     losses: tuple[float, ...]
     """At the end, for each order of the data, equal orders in equal places."""
     curve: tuple[tuple[int, float], ...]
@@ -76,7 +78,7 @@ class Branched:
 
     @property
     def critical(self) -> float:
-        """In examples per update, between rungs by the logarithm of the batch."""
+        """In examples per update, straight between rungs."""
         return crossing(self._sizes(), [each.mean for each in self.excess], self.tolerance)
 
     @property
@@ -153,7 +155,8 @@ class Branched:
 
 
 def crossing(sizes: Sequence[int], excess: Sequence[float], tolerance: float) -> float:
-    """Where the excess leaves the tolerance for good: after the largest size within it, straight in log size.
+    """Where the excess leaves the tolerance for good: after the largest size within it, straight in the size, as
+    a batch costs examples in proportion to it (McCandlish et al. 2018), and so, for a short way, loss.
 
     The largest size itself where none beyond it failed by a finite excess. NaN fails.
     """
@@ -161,7 +164,7 @@ def crossing(sizes: Sequence[int], excess: Sequence[float], tolerance: float) ->
     if not within or within[-1] == len(sizes) - 1 or not math.isfinite(excess[within[-1] + 1]):
         return float(sizes[within[-1] if within else 0])
     (low, below), (high, above) = ((sizes[place], excess[place]) for place in (within[-1], within[-1] + 1))
-    return float(low * (high / low) ** ((tolerance - below) / (above - below)))
+    return float(low + (high - low) * (tolerance - below) / (above - below))
 
 
 def _bound(sizes: Sequence[int], critical: float) -> Bound:

@@ -10,7 +10,7 @@ from statistics import fmean, median
 
 from stoker.batch import randomness
 from stoker.batch.critical.branched import TOLERANCE, Branched, Rung
-from stoker.batch.critical.tuning import tune
+from stoker.batch.critical.tuning import settle, tune
 from stoker.batch.in_process import unchanged
 from stoker.batch.target import Target
 from stoker.batch.telling import OnPart
@@ -49,8 +49,9 @@ def branched(
 
     All branches of one order see the same examples. At each batch the learning rate is searched for around the rule's
     times what served the last batch best (`tuning.tune`, whose `refine` this is), by the mean loss on `search_orders`
-    orders of the data; at the best rate it is trained once on each of `orders` others. A search misled by noise makes a
-    batch look worse than it is: where losses scatter by more than the tolerance, search on more orders.
+    orders of the data. Where that ends, and at rates beside it until the best is inside, each of `orders` others is
+    trained once (`tuning.settle`): the best of these means is the batch's, so that a search misled by noise, or an
+    order that goes astray at a rate near its edge, doesn't speak for the batch.
 
     The loss is the held-out one at the end where the target has `validate`; else the training loss, smoothed so that a
     sample's weight halves with every largest batch. That of an update is of the weights before it, which is to the
@@ -66,7 +67,8 @@ def branched(
         if not isinstance(target, Target):
             target = made_anew(target, base.seed)
         branches = _Branches(target, base, plan, max(sizes), tell)
-        rungs = branches.climb(sizes, orders, search_orders, refine)
+        with unchanged(target):  # sweeps up after all of them
+            rungs = branches.climb(sizes, orders, search_orders, refine)
     return Branched(
         unit=target.unit,
         before=trained,
@@ -101,13 +103,22 @@ class _Branches:
         def cost(factor: float) -> float:
             return fmean(self._loss(self._branch(size, factor, order)) for order in range(searched))
 
+        measured: dict[float, list[History]] = {}
+
+        def mean(factor: float) -> float:
+            measured[factor] = [self._branch(size, factor, searched + order) for order in range(orders)]
+            return fmean(map(self._loss, measured[factor]))
+
         found = tune(cost, start, refine=refine)
-        histories = [self._branch(size, found.factor, searched + order) for order in range(orders)]
+        settled = settle(mean, found.factor)
+        factor, _ = min(settled, key=lambda each: each[1])
+        histories = measured[factor]
         return Rung(
             examples_per_update=size,
             learning_rate=histories[0].learning_rate[-1],
-            rate_factor=found.factor,
+            rate_factor=factor,
             tried=found.tried,
+            settled=settled,
             losses=tuple(self._loss(each) for each in histories),
             curve=self._curve(histories),
             seconds=median(seconds for each in histories for seconds in each.seconds),
@@ -115,7 +126,7 @@ class _Branches:
 
     def _branch(self, size: int, factor: float, order: int) -> History:
         setting = replace(self._base, examples_per_update=size, rate_factor=factor)
-        with unchanged(self._target):
+        with unchanged(self._target, swept=False):
             history = train(self._target, setting, self._plan, first_epoch=APART * (order + 1))
         self.spent += history.samples[-1]
         return history

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker.batch.critical.table import aligned, finite
 from stoker.batch.curve import Fit, fit
@@ -15,7 +16,10 @@ from stoker.errors import ConfigError
 __all__ = ["AROUND", "Reached", "Steps", "samples_to"]
 
 AROUND = 1.3
-"""How many times fewer and more samples an evaluation is averaged over."""
+"""How many times fewer and more samples an evaluation is averaged with, and a line is fitted to."""
+FEWEST = 4
+"""Evaluations that a line is fitted to."""
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,16 @@ class Reached:
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
-        """(batch, steps) of all seeds."""
-        return tuple((float(each.examples_per_update), steps) for each in self.batches for steps in each.steps)
+        """(batch, steps), geometric means over the seeds that reached the loss.
+
+        One for each batch: its seeds share its rate, and whatever else takes it off the curve, so that they don't count
+        as so many points where the scatter about the curve is to tell how well it is known.
+        """
+        return tuple(
+            (float(each.examples_per_update), math.exp(math.fsum(map(math.log, each.steps)) / len(each.steps)))
+            for each in self.batches
+            if each.steps
+        )
 
     @property
     def tradeoff(self) -> Tradeoff | None:
@@ -150,7 +162,9 @@ def samples_to(history: History, loss: float) -> float:
     """Samples at which the held-out loss, smoothed, first is `loss`, straight in log loss between evaluations.
 
     The first time that a noisy loss is that low comes before its mean is, the more so the noisier it is, and a small
-    batch is noisy: each evaluation is therefore averaged with those at up to `AROUND` times fewer or more samples.
+    batch is noisy: each evaluation is therefore averaged with those at up to `AROUND` times fewer or more samples. Such
+    a mean of a bent curve is higher than its middle: with four evaluations or more so near, a line through their log
+    losses over log samples, by least squares, has the last word.
     Where the first evaluation is that low the start is taken to have the training loss of the first update. Infinite
     where the loss is never reached.
     """
@@ -170,7 +184,19 @@ def samples_to(history: History, loss: float) -> float:
         start, high = 0.0, history.loss[0]
     if not high > loss:  # a single batch's loss, which may be low by chance
         return float(samples[place])
-    return start + _share(high, float(means[place]), loss) * (float(samples[place]) - start)
+    crossed = start + _share(high, float(means[place]), loss) * (float(samples[place]) - start)
+    near = (samples >= crossed / AROUND) & (samples <= crossed * AROUND)
+    return _on_line(samples[near], losses[near], loss, crossed)
+
+
+def _on_line(samples: Floats, losses: Floats, loss: float, crossed: float) -> float:
+    """Where a line through the points has the loss; `crossed` where they are few, or don't fall to it among them."""
+    if len(samples) < FEWEST or not (losses > 0).all() or not loss > 0:
+        return crossed
+    slope, level = np.polyfit(np.log(samples / crossed), np.log(losses / loss), 1)
+    if not slope < 0 or abs(level / slope) > math.log(AROUND):
+        return crossed
+    return float(crossed * math.exp(-level / slope))
 
 
 def _share(high: float, low: float, loss: float) -> float:

@@ -17,6 +17,8 @@ from stoker.errors import ConfigError
 __all__ = ["measure_tradeoff"]
 
 SEEDS = 3
+LATE = 2.0
+"""Times the samples of the first so far, after which a training of the search is given up."""
 
 
 def measure_tradeoff(
@@ -35,7 +37,7 @@ def measure_tradeoff(
 
     At each batch the learning rate is searched for around the rule's times what served the last batch best
     (`tuning.tune`), with the base's seed; at the best rate it is trained with `seeds` others. A training of the search
-    ends where it can no longer be the first. `plan.evaluations` are over the whole budget: many, as the steps are read
+    ends where it is late. `plan.evaluations` are over the whole budget: many, as the steps are read
     off between them. `refine`: see `tuning.tune`. `unit`: what a size counts.
 
     ConfigError for sizes that don't rise, a plan without evaluations, a loss that isn't below the untrained model's,
@@ -100,7 +102,7 @@ class _Trainings:
 
         def stop(history: History) -> bool:
             last = history.evaluations[-1]
-            if last.samples >= AROUND * least:
+            if last.samples >= LATE * least:
                 return True
             return last.loss <= self._loss and last.samples >= AROUND * samples_to(history, self._loss)
 
