@@ -181,12 +181,13 @@ def test_larger_than_the_data_set_is_refused() -> None:
         InProcess(target(), 2, None).try_size(65, None)
 
 
-def test_tensor_learning_rates_keep_their_place() -> None:
+@pytest.mark.parametrize("swept", [True, False])
+def test_tensor_learning_rates_keep_their_place(swept: bool) -> None:
     """As a captured graph needs them."""
     made = target()
     rate = torch.tensor(0.1)
     made.optimizer.param_groups[0]["lr"] = rate
-    with unchanged(made):
+    with unchanged(made, swept=swept):
         rate.mul_(0.5)
         made.optimizer.param_groups[0]["lr"] = 3.0
     assert made.optimizer.param_groups[0]["lr"] is rate

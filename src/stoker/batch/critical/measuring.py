@@ -45,7 +45,7 @@ def critical_batch(
     """
     with randomness.kept():
         target = made_anew(make, base.seed)
-        noise = NoiseScale(unit=target.unit)
+        noise = NoiseScale(unit=target.unit, every=1)
         if before:
             base = replace(base, base_examples=base.base_examples or base.examples_per_update)
             first = train(target, _in_parts(base), replace(plan, samples=before, evaluations=0), noise=noise)
