@@ -19,13 +19,14 @@ Loss = Callable[[float, int], float]
 def raced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RateScan]:
     """A scan whose trainings end as a function of factor and seed says."""
 
-    def run(loss: Loss, seeds: int = 3, **told: object) -> RateScan:
+    def run(loss: Loss, seeds: int = 3, present: float = 1.0, **told: object) -> RateScan:
         def train(course: Course, setting: Setting, what: str, after: object = ()) -> History:
             return history(setting, loss(setting.rate_factor, setting.seed))
 
         monkeypatch.setattr(Course, "train", train)
         monkeypatch.setattr(Course, "equal", equal(seeds))
-        return scan_rates(regression, Plan(1024), Setting(64), seeds=seeds, **told)  # type: ignore[arg-type]
+        setting = Setting(64, rate_factor=present)
+        return scan_rates(regression, Plan(1024), setting, seeds=seeds, **told)  # type: ignore[arg-type]
 
     return run
 
@@ -67,6 +68,13 @@ def test_a_rate_that_diverges_is_a_ceiling_and_not_averaged(raced: Callable[...,
     assert trained(found)[4.0] == 1
     assert max(trained(found)) == 4.0
     assert "diverged" in str(found)
+
+
+def test_factors_count_from_the_setting_s_own(raced: Callable[..., RateScan]) -> None:
+    """1.5 x 0.7 / 1.5 isn't 0.7 in floating point, and the factor is the best one all the same."""
+    assert 1.5 * 0.7 / 1.5 != 0.7
+    found = raced(bowl(1.5 * 0.7), present=1.5, factors=(0.35, 0.7, 1.0, 1.4))
+    assert found.best is found.at(1.5 * 0.7)
 
 
 def test_one_seed_that_diverges_takes_the_rate_out(raced: Callable[..., RateScan]) -> None:

@@ -108,7 +108,8 @@ def judge(arms: tuple[Arm, ...], apart: Apart | None, compared: list[Arm], seeds
             f"{error.capitalize()}."
         )
     others = [arm.learning_rate for arm in kept if arm is not best]
-    as_good = f"; {', '.join(f'{each:.3g}' for each in others)} isn't told from it" if others else ""
+    isnt = "isn't" if len(others) == 1 else "aren't"
+    as_good = f"; {', '.join(f'{each:.3g}' for each in others)} {isnt} told from it" if others else ""
     return "best", f"The best rate is {said}{as_good}: {error}."
 
 

@@ -66,13 +66,14 @@ def raced(course: Course, setting: Setting, factors: Sequence[float] | None, ext
         pass
     race.finish()
     complete = race.complete()
-    arms = tuple(race.arm(factor) for factor in sorted(race.found))
-    compared = [arm for arm in arms if arm.setting.rate_factor / setting.rate_factor in complete]
+    arms = {factor: race.arm(factor) for factor in sorted(race.found)}
+    compared = [arm for factor, arm in arms.items() if factor in complete]
     apart = tell_apart([arm.losses for arm in compared])
-    kind, words = judge(arms, apart, compared, len(course.seeds))
+    kind, words = judge(tuple(arms.values()), apart, compared, len(course.seeds))
     best = compared[apart.best] if apart else None
     kept = tuple(compared[number].setting.rate_factor for number in apart.kept) if apart else ()
-    return RateScan(course.equal, arms, best, apart.half_width if apart else None, kept, kind, words)
+    half_width = apart.half_width if apart else None
+    return RateScan(course.equal, tuple(arms.values()), best, half_width, kept, kind, words)
 
 
 class _Race:
