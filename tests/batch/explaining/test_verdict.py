@@ -45,6 +45,22 @@ def test_smaller_where_a_smaller_batch_trains_better_in_every_seed() -> None:
     assert "4% less throughput" in found.words
 
 
+def test_the_smaller_batch_that_is_taken_is_itself_plainly_better() -> None:
+    """64 isn't told from 32 nor from 128: there is no reason to go there."""
+    here, unclear = (0.60, 0.63, 0.61), (0.59, 0.50, 0.62)
+    found = decide(ladder((32, 300, 0.2, GOOD), (64, 330, 0.3, unclear), (128, 340, 0.5, here)), 128)
+    assert (found.way, found.recommended) == ("smaller", 32)
+
+
+def test_the_signal_of_validation_says_what_the_verdict_follows() -> None:
+    """32 has the lowest mean and scatters too much to be plainly better, 64 is plainly better."""
+    rungs = ladder((32, 300, 0.2, (0.20, 0.59, 0.58)), (64, 330, 0.3, GOOD), (128, 340, 0.5, BAD))
+    found = decide(rungs, 128)
+    assert (found.way, found.recommended) == ("smaller", 64)
+    assert says(found)["validation"] == "smaller"
+    assert "64 trains better in every seed" in str(found)
+
+
 def test_a_larger_batch_that_trains_worse_is_not_taken_however_fast() -> None:
     found = decide(ladder((32, 100, 0.1, GOOD), (64, 190, 0.2, BAD)), 32)
     assert found.way == "stay"

@@ -91,8 +91,8 @@ def worse(losses: Sequence[float], reference: Sequence[float], resolution: float
 def decide(rungs: Sequence[Rung], present: int, resolution: float = 0.0) -> Verdict:
     """From a ladder of batches, ascending, of which `present` is one. `resolution`: see `worse`.
 
-    Smaller where a smaller batch trains plainly better at equal samples: the largest that isn't worse than the best of
-    those. Otherwise larger, doubling by doubling, while each gains a tenth of throughput or more, fits, and isn't
+    Smaller where smaller batches train plainly better at equal samples: the largest of those that isn't worse than the
+    best of them. Otherwise larger, doubling by doubling, while each gains a tenth of throughput or more, fits, and isn't
     plainly worse than the present one. Otherwise stay. ConfigError for a ladder without the present batch.
     """
     sizes = [rung.examples_per_update for rung in rungs]
@@ -100,12 +100,12 @@ def decide(rungs: Sequence[Rung], present: int, resolution: float = 0.0) -> Verd
         raise ConfigError(f"a ladder of {sizes} examples per update: ascending, with the present {present} in it")
     place = sizes.index(present)
     here, smaller, larger = rungs[place], rungs[:place], rungs[place + 1 :]
-    signals = (_throughput(here, larger), _memory(here), _validation(here, smaller, resolution))
     better = [rung for rung in smaller if worse(here.losses, rung.losses, resolution)]
+    signals = (_throughput(here, larger), _memory(here), _validation(here, smaller, better))
     if better:
-        best = min(better, key=lambda rung: rung.loss)
+        best = _best(better)
         taken = next(
-            rung for rung in reversed(smaller) if rung is best or not worse(rung.losses, best.losses, resolution)
+            rung for rung in reversed(better) if rung is best or not worse(rung.losses, best.losses, resolution)
         )
         size = taken.examples_per_update
         words = f"Smaller: {size:,} examples per update instead of {present:,}. {_by(here, taken)} at equal samples"
@@ -159,15 +159,20 @@ def _memory(here: Rung) -> Signal:
     )
 
 
-def _validation(here: Rung, smaller: Sequence[Rung], resolution: float) -> Signal:
+def _validation(here: Rung, smaller: Sequence[Rung], better: Sequence[Rung]) -> Signal:
+    """`better`: those of the smaller ones that train plainly better."""
     if not smaller:
         return Signal("validation", None, "no smaller batch was trained.")
-    best = min(smaller, key=lambda rung: rung.loss)
-    if worse(here.losses, best.losses, resolution):
-        return Signal("validation", "smaller", f"{_by(here, best)} at equal samples.")
+    if better:
+        return Signal("validation", "smaller", f"{_by(here, _best(better))} at equal samples.")
+    best = _best(smaller)
     return Signal(
         "validation", "stay", f"not plainly worse than with {best.examples_per_update:,} ({_both(best, here)})."
     )
+
+
+def _best(rungs: Sequence[Rung]) -> Rung:
+    return min(rungs, key=lambda rung: rung.loss)
 
 
 def _per_doubling(low: Rung, high: Rung) -> float:
