@@ -80,8 +80,9 @@ def test_the_state_is_the_log() -> None:
         again.load_state_dict({"first": 16})
     with pytest.raises(CheckpointError, match="saved with first = 16, this schedule has 8"):
         ByNoise(8, highest=64).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="a damaged switch"):
-        again.load_state_dict(state | {"switches": [{"step": 1}]})
+    for damage in ({"switches": [{"step": 1}]}, {"asked": "x"}, {"asked": None}):
+        with pytest.raises(CheckpointError, match="a damaged state of ByNoise"):
+            again.load_state_dict(state | damage)
 
 
 @pytest.mark.parametrize(

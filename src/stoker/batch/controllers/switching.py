@@ -88,10 +88,9 @@ class Switching:
                 "before would get other sizes. Make it as it was when it was saved"
             )
         try:
-            switches = [Switch(**each) for each in state["switches"]]
-        except TypeError as error:
-            raise CheckpointError(f"a damaged switch in the state of {type(self).__name__}: {error}") from None
-        self.switches, self._asked = switches, int(state["asked"])
+            self.switches, self._asked = [Switch(**each) for each in state["switches"]], int(state["asked"])
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"a damaged state of {type(self).__name__}: {error}") from None
 
     def _switch(self, now: int, at: Progress, why: str) -> Switch:
         made = Switch(at.step, at.samples, self.size, now, why)
