@@ -7,12 +7,11 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker.batch import randomness, ranks
+from stoker.batch import ranks
 from stoker.batch.loading import LoaderOptions
 from stoker.batch.target import Maker, Target
 from stoker.batch.trainings.setting import Setting
-from stoker.batch.trainings.training import Plan, train
-from stoker.errors import ConfigError
+from stoker.batch.trainings.training import Plan, made_anew, train
 
 __all__: list[str] = []
 
@@ -28,11 +27,7 @@ def work(job: ranks.Job) -> dict[str, Any]:
 
 def _training(maker: Maker, legs: list[dict[str, Any]], job: ranks.Job) -> list[dict[str, Any]]:
     settings = [Setting(**leg["setting"]) for leg in legs]
-    randomness.begin(settings[0].seed)
-    made = maker()
-    if not isinstance(made, Target):
-        raise ConfigError(f"a training on ranks needs a stoker.batch.Target, not a {type(made).__name__}")
-    target = _shared(made, job)
+    target = _shared(made_anew(maker, settings[0].seed), job)
     found = []
     for place, (setting, leg) in enumerate(zip(settings, legs, strict=True)):
         plan = Plan(**leg["plan"] | {"loader": LoaderOptions(**leg["plan"]["loader"])})
