@@ -31,13 +31,21 @@ def test_noise_that_is_not_known_is_said() -> None:
     assert "undetermined: it can't be told from 0" in smooth_account(unknown, 64).words
 
 
+def test_noise_that_does_not_show_is_smooth() -> None:
+    """A ratio of means may be negative, and no doubling can be reckoned from it."""
+    found = smooth_account(noise(0, -3, 0), 64)
+    assert found.answer == "yes"
+    assert "no more than without noise" in found.words
+
+
 def test_the_rate_follows_the_rule_and_the_scan() -> None:
     raised = rescale("adamw", 64, 256, learning_rate=1e-3)
-    assert rate_account(raised, 1.0).words == (
-        "0.002 for 256 examples per update by the sqrt rule; a scan of rates confirms it."
+    assert rate_account(raised, 1.0, scanned_at=256).words == (
+        "0.002 for 256 examples per update by the sqrt rule; a scan of rates at 256 confirms it."
     )
-    assert rate_account(raised, 0.5).words.startswith("0.001 for 256 examples per update by the sqrt rule; a scan")
+    found = rate_account(raised, 0.5, scanned_at=64).words
+    assert found.startswith("0.001 for 256 examples per update by the sqrt rule; a scan of rates at 64 prefers it")
     stays = rescale("sgd", 64, 64, learning_rate=0.1)
-    assert rate_account(stays, 1.0).answer == "no"
-    assert rate_account(stays, 2.0).answer == "yes"
-    assert rate_account(stays, 2.0).words == "0.2; a scan of rates prefers it, 2 times as high."
+    assert rate_account(stays, 1.0, scanned_at=64).answer == "no"
+    assert rate_account(stays, 2.0, scanned_at=64).answer == "yes"
+    assert rate_account(stays, 2.0, scanned_at=64).words == "0.2; a scan of rates at 64 prefers it, 2 times as high."

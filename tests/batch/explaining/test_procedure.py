@@ -68,7 +68,7 @@ def test_compared_are_batches_up_to_the_first_small_gain_and_down_to_those_that_
 
 
 def test_noise_of_a_loss_over_tokens_is_told_in_examples() -> None:
-    """Every example counts three tokens, so the same gradients have a third of the scale to an example."""
+    """Every example counts three tokens: three times the scale in tokens, and the same in examples."""
 
     def counting() -> Target:
         target = regression()

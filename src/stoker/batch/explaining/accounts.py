@@ -16,31 +16,27 @@ def smooth_account(noise: NoiseEstimate | None, present: int) -> Account:
         return Account(name, "not measured", f"The noise scale is undetermined: {why}.")
     low, high = noise.scale.interval or (noise.scale.value, noise.scale.value)
     answer = "yes" if present > high else "no" if present < low else "in part"
-    costs = doubling(present, noise.scale.value, interval=noise.scale.interval)
+    known = f"The noise scale is {noise.scale} {noise.unit}, the batch {present:,}"
+    if noise.scale.value <= 0:
+        return Account(name, answer, f"{known}: the updates differ no more than without noise.")
+    costs = doubling(present, noise.scale.value)
     return Account(
         name,
         answer,
-        f"The noise scale is {noise.scale} {noise.unit}, the batch {present:,}: by it a doubling costs "
-        f"{costs.more_examples:.0%} more {noise.unit} and saves {costs.fewer_steps:.0%} of the updates.",
+        f"{known}: by it a doubling costs {costs.more_examples:.0%} more {noise.unit} and saves "
+        f"{costs.fewer_steps:.0%} of the updates.",
     )
 
 
-def rate_account(rescaled: Rescaled, factor: float | None) -> Account:
-    """What the learning rate must do: `rescaled` to the recommended batch, and the best `factor` of a scan about it."""
-    name = "learning rate to change"
-    tuned = rescaled.learning_rate * (factor or 1.0)
-    scanned = (
-        ""
-        if factor is None
-        else f"; a scan of rates prefers it, {factor:g} times as high"
-        if factor != 1
-        else ("; a scan of rates confirms it")
-    )
-    if rescaled.now == rescaled.before and tuned == rescaled.learning_rate:
-        return Account(name, "no", f"The batch stays, and so does the rate of {tuned:.3g}{scanned}.")
-    rule = (
-        ""
-        if rescaled.now == rescaled.before
-        else (f" for {rescaled.now:,} examples per update by the {rescaled.rule} rule")
-    )
-    return Account(name, "yes", f"{tuned:.3g}{rule}{scanned}.")
+def rate_account(rescaled: Rescaled, factor: float, *, scanned_at: int) -> Account:
+    """What the learning rate must do: `rescaled` to the recommended batch, and the best `factor` of a scan of rates,
+    which was at `scanned_at` examples per update.
+    """
+    name, stays = "learning rate to change", rescaled.now == rescaled.before
+    tuned = rescaled.learning_rate * factor
+    where = f"a scan of rates at {scanned_at:,}"
+    scanned = f"{where} confirms it" if factor == 1 else f"{where} prefers it, {factor:g} times as high"
+    if stays and factor == 1:
+        return Account(name, "no", f"The batch stays, and so does the rate of {tuned:.3g}; {scanned}.")
+    rule = "" if stays else f" for {rescaled.now:,} examples per update by the {rescaled.rule} rule"
+    return Account(name, "yes", f"{tuned:.3g}{rule}; {scanned}.")

@@ -35,11 +35,7 @@ class Explained:
         """What the trainings of a compared batch were run with, its learning rate tuned where it was scanned. KeyError
         for another batch.
         """
-        tuned = self.scan.rates.best if self.scan.rates else None
-        if tuned is not None and tuned.setting.examples_per_update == examples_per_update:
-            arm = self.scan.at(examples_per_update)
-            return tuned.setting if tuned.mean < arm.standing else arm.setting
-        return self.scan.at(examples_per_update).setting
+        return self.scan.tuned(examples_per_update).setting
 
     def to_json(self) -> dict[str, Any]:
         """Plain types."""

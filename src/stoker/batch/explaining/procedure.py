@@ -91,7 +91,7 @@ def explain(
         scan=scanned,
         noise=noise,
         verdict=verdict,
-        accounts=_accounts(swept, scanned, noise, verdict, now, tuned),
+        accounts=_accounts(swept, scanned, noise, verdict, now),
     )
 
 
@@ -152,11 +152,8 @@ def _rungs(scanned: Scan, fitted: Fit, capacity: int | None) -> list[Rung]:
     """Of each batch, with its learning rate tuned where the scan tuned it."""
     made = []
     for arm in scanned.arms:
-        size, losses = arm.setting.examples_per_update, arm.losses
-        rates = scanned.rates
-        if rates and rates.best and rates.best.setting.examples_per_update == size and rates.best.mean < arm.standing:
-            losses = rates.best.losses
-        made.append(Rung(size, arm.rate, _memory(fitted, arm.setting.microbatch, capacity), losses))
+        size, memory = arm.setting.examples_per_update, _memory(fitted, arm.setting.microbatch, capacity)
+        made.append(Rung(size, arm.rate, memory, scanned.tuned(size).losses))
     return made
 
 
@@ -169,7 +166,7 @@ def _memory(fitted: Fit, size: int, capacity: int | None) -> float | None:
 
 
 def _accounts(
-    swept: Sweep, scanned: Scan, noise: NoiseEstimate | None, verdict: Verdict, now: Setting, tuned: Setting
+    swept: Sweep, scanned: Scan, noise: NoiseEstimate | None, verdict: Verdict, now: Setting
 ) -> tuple[Account, ...]:
     target, base = scanned.equal.target, now.base_examples or now.examples_per_update
     given = {name: target.settings[name] for name in ("betas", "eps", "weight_decay") if name in target.settings}
@@ -182,7 +179,7 @@ def _accounts(
         moments=now.moments,
         **given,
     )
-    scale = noise.scale.value if noise is not None and noise.scale is not None else None
+    scale = None if noise is None or noise.scale is None else max(0.0, noise.scale.value)
     then = rescale(
         target.kind,
         verdict.present,
@@ -192,8 +189,14 @@ def _accounts(
         moments=now.moments,
         noise_scale=scale,
     )
-    factor = tuned.rate_factor / now.rate_factor
     rates = scanned.rates
-    if rates and rates.best and rates.best.setting.examples_per_update == verdict.recommended:
-        factor = rates.best.setting.rate_factor / now.rate_factor
-    return (swept.accounts[0], smooth_account(noise, verdict.present), rate_account(then, factor))
+    also = rates is not None and rates.arms[0].setting.examples_per_update == verdict.recommended
+    return (
+        swept.accounts[0],
+        smooth_account(noise, verdict.present),
+        rate_account(
+            then,
+            scanned.tuned(verdict.recommended).setting.rate_factor / now.rate_factor,
+            scanned_at=verdict.recommended if also else verdict.present,
+        ),
+    )

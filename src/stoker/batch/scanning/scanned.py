@@ -41,6 +41,13 @@ class Scan:
                 return arm
         raise KeyError(examples_per_update)
 
+    def tuned(self, examples_per_update: int) -> Arm:
+        """`at`, or what the scan of rates found better at that size."""
+        arm, best = self.at(examples_per_update), None if self.rates is None else self.rates.best
+        if best is None or best.setting.examples_per_update != examples_per_update or best.mean >= arm.standing:
+            return arm
+        return best
+
     def to_json(self) -> dict[str, Any]:
         """Plain types."""
         apart = self.apart
