@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stoker.batch.scope import Scope, follow, from_update, predicted_all_reduce_s
+from stoker.batch.scope import Scope, follow, from_update, largest_divisor, predicted_all_reduce_s
 from stoker.errors import ConfigError
 
 
@@ -60,3 +60,8 @@ def test_ring_all_reduce() -> None:
 def test_it_is_json() -> None:
     made = json.loads(json.dumps(Scope(2, 8, 4, pipeline_stages=4).to_json()))
     assert made["examples_per_update"] == 64 and made["warnings"]
+
+
+def test_the_largest_divisor_that_is_no_more() -> None:
+    assert [largest_divisor(12, most) for most in (1, 5, 6, 11, 12, 99)] == [1, 4, 6, 6, 12, 12]
+    assert largest_divisor(13, 12) == 1

@@ -13,7 +13,7 @@ from typing import Any
 from stoker.batch.scaling import rate_factor
 from stoker.errors import ConfigError
 
-__all__ = ["Scope", "follow", "from_update", "predicted_all_reduce_s"]
+__all__ = ["Scope", "follow", "from_update", "largest_divisor", "predicted_all_reduce_s"]
 
 FEW_MICROBATCHES = 4
 """Micro-batches for each pipeline stage from which a bubble hardly counts (GPipe, Huang et al. 2019, section 2)."""
@@ -177,4 +177,9 @@ def _fitting(examples_per_update: int, examples_per_microbatch: int, ranks: int)
     if examples_per_update % ranks:
         return f"none: {ranks} ranks don't divide {examples_per_update}"
     each = examples_per_update // ranks
-    return str(next(size for size in range(min(examples_per_microbatch, each), 0, -1) if each % size == 0))
+    return str(largest_divisor(each, examples_per_microbatch))
+
+
+def largest_divisor(size: int, most: int) -> int:
+    """The largest that divides the size and is no more than `most`."""
+    return next(each for each in range(min(size, most), 0, -1) if size % each == 0)

@@ -1,8 +1,8 @@
-"""Quantiles of Student's t, for intervals around a mean whose variance is estimated too. No torch here."""
+"""Student's t for means whose variance is estimated too, and the error of a median. No torch here."""
 
 import math
 
-__all__ = ["quantile"]
+__all__ = ["median_error", "quantile"]
 
 _NORMAL = 1.959963984540054
 _FIRST = (12.706204736432095, 4.302652729696142, 3.182446305283708)
@@ -26,3 +26,8 @@ def quantile(degrees: float) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + sum(term / n**power for power, term in enumerate(terms, start=1))
+
+
+def median_error(deviation: float, count: int) -> float:
+    """Standard error of the median of `count` numbers, normal with that standard deviation; right for many."""
+    return deviation * math.sqrt(math.pi / 2 / count)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from stoker.batch.curve import SPENT, Fit, Gain, Knee, Zone
 from stoker.batch.loading import LoaderOptions
+from stoker.batch.table import as_table
 
 __all__ = ["DATA_BOUND", "Account", "DataShare", "Point", "Remedy", "Roofline", "Sweep", "Verdict"]
 
@@ -122,6 +123,9 @@ class Account:
     """"yes", "no", "in part" or "not measured"."""
     words: str
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.answer}. {self.words}"
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -203,7 +207,7 @@ def _lines(found: Sweep) -> list[str]:
     if found.remedies:
         lines += ["", f"remedies at {found.studied:,} {found.unit}:", *map(_remedy_in_words, found.remedies)]
     if found.accounts:
-        lines += ["", "raise the batch?", *(f"  {each.name}: {each.answer}. {each.words}" for each in found.accounts)]
+        lines += ["", "raise the batch?", *(f"  {each}" for each in found.accounts)]
     return lines + [f"warning: {each}" for each in found.warnings]
 
 
@@ -222,10 +226,7 @@ def _table(found: Sweep) -> list[str]:
         ("of bandwidth", [_percent(p.share_of_bandwidth) for p in found.points]),
         ("driver busy", [_percent(p.utilisation) for p in found.points]),
     ]
-    known = [(name, cells, max(len(name), *map(len, cells))) for name, cells in columns if any(cells)]
-    head = "  ".join(name.rjust(width) for name, _, width in known)
-    rows = ["  ".join(cells[i].rjust(width) for _, cells, width in known) for i in range(len(found.points))]
-    return [head, *rows]
+    return as_table(columns)
 
 
 def _line_in_words(fit: Fit, unit: str) -> str:

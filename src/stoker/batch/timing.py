@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Si
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stoker.batch import nest
+from stoker.batch import nest, student
 from stoker.batch.instruments import Instruments
 from stoker.batch.loading import LoaderOptions
 from stoker.batch.target import Workload
@@ -69,8 +69,8 @@ class Timed:
     def error(self) -> float:
         """Relative standard error of the median, by the median absolute deviation."""
         middle = self.median
-        spread = 1.4826 * statistics.median(abs(each - middle) for each in self.rounds)
-        return 1.2533 * spread / math.sqrt(len(self.rounds)) / middle
+        deviation = 1.4826 * statistics.median(abs(each - middle) for each in self.rounds)
+        return student.median_error(deviation, len(self.rounds)) / middle
 
     @property
     def quartiles(self) -> tuple[float, float]:

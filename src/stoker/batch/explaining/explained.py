@@ -1,6 +1,6 @@
 """What the whole procedure found, for people and as plain JSON. No torch here."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stoker.batch.certificate import Fit
@@ -48,7 +48,7 @@ class Explained:
             "scan": self.scan.to_json(),
             "noise": None if self.noise is None else self.noise.to_json(),
             "verdict": self.verdict.to_json(),
-            "accounts": [each.__dict__ for each in self.accounts],
+            "accounts": [asdict(each) for each in self.accounts],
         }
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Explained:
         of = "" if self.examples is None else f" of a data set of {self.examples:,}"
         blocks = [
             str(self.verdict),
-            "raise the batch?\n" + "\n".join(f"  {each.name}: {each.answer}. {each.words}" for each in self.accounts),
+            "raise the batch?\n" + "\n".join(f"  {each}" for each in self.accounts),
             f"from: {target.parameters:,} parameters, {target.optimizer}, {target.device}, one rank, "
             f"{self.verdict.present:,} {target.unit} per update{of}",
             f"1. what fits: {fitted.size:,} {fitted.unit} at once, certified"

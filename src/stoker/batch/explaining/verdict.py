@@ -92,8 +92,8 @@ def decide(rungs: Sequence[Rung], present: int, resolution: float = 0.0) -> Verd
     """From a ladder of batches, ascending, of which `present` is one. `resolution`: see `worse`.
 
     Smaller where smaller batches train plainly better at equal samples: the largest of those that isn't worse than the
-    best of them. Otherwise larger, doubling by doubling, while each gains a tenth of throughput or more, fits, and isn't
-    plainly worse than the present one. Otherwise stay. ConfigError for a ladder without the present batch.
+    best of them. Otherwise larger, doubling by doubling, while each gains a tenth of throughput or more, fits, and
+    isn't plainly worse than the present one. Otherwise stay. ConfigError for a ladder without the present batch.
     """
     sizes = [rung.examples_per_update for rung in rungs]
     if present not in sizes or sizes != sorted(set(sizes)):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from stoker.batch.scanning.arms import Apart, Arm, tell_apart
 from stoker.batch.scanning.efficiency import Efficiency
 from stoker.batch.scanning.rate_scan import RateScan
+from stoker.batch.scope import largest_divisor
 
 __all__ = ["Conclusion", "conclude", "wants_rates"]
 
@@ -75,7 +76,7 @@ def conclude(
         )  # fmt: skip
     if found.size < max(sizes):
         target = next(arm for arm in kept if _size(arm) > found.size)
-        fits = _divisor(_size(target), min(found.size, target.setting.microbatch))
+        fits = largest_divisor(_size(target), min(found.size, target.setting.microbatch))
         return _take(
             "accumulate", target, fits,
             f"Take {_size(target):,} {unit} per update, accumulated from micro-batches of {fits:,}: {quality}, while "
@@ -138,11 +139,6 @@ def _take(kind: Kind, arm: Arm, microbatch: int, words: str) -> Conclusion:
 
 def _size(arm: Arm) -> int:
     return arm.setting.examples_per_update
-
-
-def _divisor(size: int, most: int) -> int:
-    """The largest that divides the size and is no more."""
-    return next(each for each in range(min(size, most), 0, -1) if size % each == 0)
 
 
 def _list(sizes: Sequence[int]) -> str:

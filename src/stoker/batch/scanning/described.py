@@ -1,6 +1,6 @@
 """What a comparison was of, and what was equal for all its trainings. No torch here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from stoker.batch.loading import LoaderOptions
 from stoker.batch.scaling import RULES, Kind
 from stoker.batch.trainings.setting import Setting
 
-__all__ = ["Described", "Equal", "as_table"]
+__all__ = ["Described", "Equal"]
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,6 @@ class Equal:
             f"{own}; rule {rule}, moments {setting.moments}, warm-up {setting.warmup_samples:,} {target.unit}, "
             f"decay {setting.decay}, clipping {clip}",
         ]
-
-
-def as_table(columns: Iterable[tuple[str, list[str]]]) -> list[str]:
-    """Right-aligned lines, the head first; columns without a filled cell are left out."""
-    shown = [(name, cells, max(len(name), *map(len, cells))) for name, cells in columns if any(cells)]
-    rows = zip(*(cells for _, cells, _ in shown), strict=True)
-    widths = [width for *_, width in shown]
-    head = "  ".join(name.rjust(width) for name, _, width in shown)
-    return [head, *("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)]
 
 
 def _plain(value: Any) -> Any:

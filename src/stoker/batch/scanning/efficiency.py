@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.batch import curve, judging
+from stoker.batch import curve, judging, student
 from stoker.batch.scanning.arms import Arm
 
 __all__ = ["Efficiency", "efficiency"]
+
+QUARTILES_APART = 1.349
+"""Standard deviations between the quartiles of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -59,4 +62,4 @@ def _error(arm: Arm) -> float:
     """Relative standard error of the median, from the quartiles of as many updates."""
     low, high = arm.quartiles
     updates = sum(len(history.seconds) for history in arm.histories)
-    return 1.2533 * (high - low) / 1.349 / math.sqrt(updates) / arm.seconds
+    return student.median_error((high - low) / QUARTILES_APART, updates) / arm.seconds

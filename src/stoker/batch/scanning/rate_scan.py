@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stoker.batch.scanning.arms import Apart, Arm
-from stoker.batch.scanning.described import Equal, as_table
+from stoker.batch.scanning.described import Equal
+from stoker.batch.table import as_table
 
 __all__ = ["Kind", "RateScan", "judge"]
 

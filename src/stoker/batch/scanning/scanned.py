@@ -5,9 +5,10 @@ from typing import Any
 
 from stoker.batch.scanning.arms import Apart, Arm
 from stoker.batch.scanning.deciding import Conclusion
-from stoker.batch.scanning.described import Equal, as_table
+from stoker.batch.scanning.described import Equal
 from stoker.batch.scanning.efficiency import Efficiency
 from stoker.batch.scanning.rate_scan import RateScan, loss_words
+from stoker.batch.table import as_table
 
 __all__ = ["Scan"]
 

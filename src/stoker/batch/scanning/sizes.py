@@ -10,6 +10,7 @@ from stoker.batch.scanning.deciding import conclude, wants_rates
 from stoker.batch.scanning.efficiency import efficiency
 from stoker.batch.scanning.rates import raced
 from stoker.batch.scanning.scanned import Scan
+from stoker.batch.scope import largest_divisor
 from stoker.batch.telling import OnPart
 from stoker.batch.trainings.history import History
 from stoker.batch.trainings.setting import Setting
@@ -86,7 +87,7 @@ def microbatch(size: int, fits: int | None) -> int | None:
         raise ConfigError(f"fits = {fits}: the largest micro-batch that fits in memory, at least 1")
     if fits is None or fits >= size:
         return None
-    return next(each for each in range(fits, 0, -1) if size % each == 0)
+    return largest_divisor(size, fits)
 
 
 def _trained(course: Course, settings: Sequence[Setting]) -> tuple[list[list[History]], bool]:

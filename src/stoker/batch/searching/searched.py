@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from stoker.batch.searching.space import Space
+from stoker.batch.table import as_table
 from stoker.batch.trainings.setting import Setting
 
 __all__ = ["End", "Searched", "Trial"]
@@ -134,24 +135,19 @@ class Searched:
         return "\n".join([*lines, "", *self._table()])
 
     def _table(self) -> list[str]:
-        head = ("trial", f"{self.unit} per update", "rate factor", "warm-up", "ended", "at", "held-out loss", "seconds")
-        best = self.best
-        rows = [head]
-        for trial in sorted(self.trials, key=_rank):
-            rows.append(
-                (
-                    f"{trial.number}{' *' if trial is best else ''}",
-                    f"{trial.setting.examples_per_update:,}",
-                    f"{trial.setting.rate_factor:.3g}",
-                    f"{trial.setting.warmup_samples:,}",
-                    trial.end,
-                    f"{trial.samples:,}",
-                    "" if trial.loss is None else f"{trial.loss:.4g}",
-                    f"{trial.seconds:.1f}",
-                )
-            )
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        best, shown = self.best, sorted(self.trials, key=_rank)
+        return as_table(
+            [
+                ("trial", [f"{trial.number}{' *' if trial is best else ''}" for trial in shown]),
+                (f"{self.unit} per update", [f"{trial.setting.examples_per_update:,}" for trial in shown]),
+                ("rate factor", [f"{trial.setting.rate_factor:.3g}" for trial in shown]),
+                ("warm-up", [f"{trial.setting.warmup_samples:,}" for trial in shown]),
+                ("ended", [trial.end for trial in shown]),
+                ("at", [f"{trial.samples:,}" for trial in shown]),
+                ("held-out loss", ["" if trial.loss is None else f"{trial.loss:.4g}" for trial in shown]),
+                ("seconds", [f"{trial.seconds:.1f}" for trial in shown]),
+            ]
+        )
 
 
 def _chosen(setting: Setting) -> tuple[int, float, int]:
