@@ -1,5 +1,6 @@
 """Timing by a clock of our own: warm-up, rounds, drift, strays, and waits for a loader."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +60,7 @@ def test_medians_and_their_errors_by_hand() -> None:
     found = Timed(1, [1.0, 2.0, 3.0, 4.0, 5.0])
     assert found.median == 3
     assert found.quartiles == (2, 4)
-    assert found.error == pytest.approx(1.2533 * 1.4826 * 1 / 5**0.5 / 3)
+    assert found.error == pytest.approx(math.sqrt(math.pi / 2) * 1.4826 * 1 / 5**0.5 / 3)
 
 
 def passes(*each: dict[int, float]) -> tuple[dict[int, Timed], Callable[[Sequence[int]], dict[int, Timed]]]:
