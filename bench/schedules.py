@@ -135,7 +135,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     batches = ChangingBatches(text.examples, sizes, granularity="step", seed=seed)
     follower = RateFollower(optimizer, Horizon(samples, WARMUP * samples, decay), base, rule=rule)
-    noise = NoiseScale(smoothing=0.97, independent=True)
+    noise = NoiseScale(smoothing=0.97, independent=True, every=1)
     looks: list[Look] = []
     looking, begun = 0.0, time.perf_counter()
     for places in batches.through(batches):  # never a whole epoch
