@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -175,9 +176,29 @@ def lbfgs() -> Target:
     return target
 
 
-def unnamed() -> Target:
+def validating(found: Any) -> Callable[[], Target]:
+    def make() -> Target:
+        target = regression()
+        target.validate = lambda model: found
+        return target
+
+    return make
+
+
+def loading(*sizes: int) -> Callable[[], Target]:
+    """An epoch of batches of those sizes."""
+
+    def make() -> Target:
+        target = regression()
+        target.load = lambda size, options: [target.make_batch(each) for each in sizes]
+        return target
+
+    return make
+
+
+def of_nothing() -> Target:
     target = regression()
-    target.validate = lambda model: {"accuracy": 0.5}
+    target.load = lambda size, options: None  # type: ignore[assignment,return-value]
     return target
 
 
@@ -187,7 +208,18 @@ def unnamed() -> Target:
         (without("load"), Setting(16), "no `load`"),
         (without("validate"), Setting(16), "no `validate`"),
         (lbfgs, Setting(16), "LBFGS computes the loss itself"),
-        (unnamed, Setting(16), "without a 'loss'"),
+        (validating({"accuracy": 0.5}), Setting(16), "accuracy without a 'loss'"),
+        (validating({}), Setting(16), "no figure without a 'loss'"),
+        (validating(None), Setting(16), "a NoneType as its loss"),
+        (validating("0.5"), Setting(16), "a str as its loss"),
+        (validating((0.5, 1.0)), Setting(16), "a tuple as its loss"),
+        (validating(torch.ones(2)), Setting(16), "a tensor of 2 numbers as its loss"),
+        (validating({"loss": 0.5, "of": "all"}), Setting(16), "a str as its of"),
+        (of_nothing, Setting(16), "gives a NoneType, not the batches"),
+        (loading(16, 16, 8, 16), Setting(16), "a batch of 8 examples and others after it"),
+        (loading(*[16] * 8), Setting(32), "a batch of 16 examples and others after it"),
+        (loading(*[16] * 8), Setting(8), "a batch of 16 examples: make each of 8"),
+        (loading(8), Setting(16), "holds no update of 16 examples"),
         (regression, Setting(1024), "holds no update of 1024 examples"),
         (lambda: 3, Setting(16), "not a int"),
     ],
@@ -210,6 +242,26 @@ def test_what_cannot_be_trained_is_refused(make: Callable[[], Target], setting: 
 def test_settings_that_cannot_be_are_refused(keywords: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Setting(**keywords)  # type: ignore[arg-type]
+
+
+def test_a_smaller_last_batch_is_left_out() -> None:
+    """As it is where it would be a part of an accumulated update: samples are counted by what was asked for."""
+    ragged, even = (train_anew(loading(*sizes), Setting(16), Plan(128)) for sizes in ((16, 16, 4), (16, 16)))
+    assert ragged.loss == even.loss
+
+
+def test_batches_whose_examples_lie_elsewhere_are_taken_as_they_are() -> None:
+    def make() -> Target:
+        target = loading(8, 8, 8)()
+        target.take = lambda batch, rows: batch
+        return target
+
+    assert len(train_anew(make, Setting(16), Plan(64)).loss) == 4
+
+
+@pytest.mark.parametrize("found", [torch.tensor([0.5]), {"loss": torch.tensor(0.5), "accuracy": 1}])
+def test_figures_of_one_number_are_taken(found: Any) -> None:
+    assert train_anew(validating(found), Setting(16), Plan(64)).final_loss == 0.5
 
 
 def test_agreement_is_the_cosine_of_neighbouring_gradients() -> None:

@@ -11,7 +11,8 @@ from stoker.batch import ranks
 from stoker.batch.loading import LoaderOptions
 from stoker.batch.target import Maker, Target
 from stoker.batch.trainings.setting import Setting
-from stoker.batch.trainings.training import Plan, made_anew, train
+from stoker.batch.trainings.training import Plan, made_anew, train, whole
+from stoker.errors import ConfigError
 
 __all__: list[str] = []
 
@@ -43,7 +44,7 @@ def _shared(target: Target, job: ranks.Job) -> Target:
         return target  # which `train` refuses, in its words
 
     def turns(size: int, options: LoaderOptions) -> Iterable[Any]:
-        return _turns(load(size, options), job.rank, job.ranks)
+        return _turns(whole(load(size, options), size, target), job.rank, job.ranks)
 
     def alone(model: nn.Module) -> Any:
         assert validate is not None

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -24,7 +24,7 @@ from stoker.batch.trainings.history import Evaluation, History
 from stoker.batch.trainings.setting import Setting
 from stoker.errors import ConfigError
 
-__all__ = ["Make", "Plan", "made_anew", "targeted", "train", "train_anew"]
+__all__ = ["Make", "Plan", "check", "made_anew", "targeted", "train", "train_anew", "whole"]
 
 Make = str | Maker | Callable[[], Target]
 """Makes a target anew, by a function or where to find one (`file.py:make_target`)."""
@@ -101,7 +101,7 @@ def train(
     A loss or gradient that isn't finite ends the training, and the history says so. ConfigError for a target without a
     loader, or, where evaluations are asked for, without `validate`.
     """
-    _check(target, plan)
+    check(target, plan)
     base = setting.base_examples or setting.examples_per_update
     kind = plan.kind or ("sgd" if base == setting.examples_per_update else None)  # with nothing to follow any will do
     horizon = Horizon(plan.samples, min(setting.warmup_samples, plan.samples), setting.decay)
@@ -133,7 +133,8 @@ def train(
     return history
 
 
-def _check(target: Target, plan: Plan) -> None:
+def check(target: Target, plan: Plan) -> None:
+    """ConfigError for a target that can't be trained by the plan."""
     missing = "load" if target.load is None else ("validate" if plan.evaluations and target.validate is None else "")
     if missing:
         what = {
@@ -164,7 +165,7 @@ def _windows(target: Target, setting: Setting, plan: Plan, first_epoch: int) -> 
     assert target.load is not None
     for epoch in count(first_epoch):
         randomness.begin(setting.seed, epoch)
-        loader = target.load(setting.microbatch, plan.loader)
+        loader = whole(target.load(setting.microbatch, plan.loader), setting.microbatch, target)
         moved = (nest.move(batch, target.device, pinned=plan.loader.pin_memory) for batch in loader)
         any_whole = False
         for window in windows(moved, setting.microbatches):
@@ -176,6 +177,36 @@ def _windows(target: Target, setting: Setting, plan: Plan, first_epoch: int) -> 
                 f"an epoch of load({setting.microbatch}, ...) holds no update of {setting.examples_per_update} "
                 f"{target.unit}: take a smaller batch, or more data"
             )
+
+
+def whole(batches: Iterable[Any], size: int, target: Target) -> Iterator[Any]:
+    """An epoch's batches of `size` examples; a smaller last one is left out.
+
+    ConfigError for others, as samples are counted by what was asked for: sizes that weren't held would be compared as
+    if they had been. Of a batch whose examples can't be counted, as what they lie in is the target's own, any will do.
+    """
+    if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise ConfigError(f"load({size}, ...) gives a {type(batches).__name__}, not the batches of an epoch")
+    rest = 0
+    for batch in batches:
+        there = _examples(batch, target)
+        if rest or (there is not None and there > size):
+            raise ConfigError(
+                f"load({size}, ...) gives a batch of {rest or there} examples{' and others after it' if rest else ''}: "
+                f"make each of {size}, as only an epoch's last one may be smaller (which is left out)"
+            )
+        if there is None or there == size:
+            yield batch
+        else:
+            rest = there
+
+
+def _examples(batch: Any, target: Target) -> int | None:
+    """None: they don't lie along dim 0."""
+    try:
+        return None if target.take is not None else nest.examples(batch)
+    except ConfigError:
+        return None
 
 
 def _scale(optimizer: torch.optim.Optimizer, factor: float) -> float:
@@ -242,10 +273,22 @@ def _evaluate(target: Target, history: History) -> Evaluation:
     finally:
         for module, mode in modes:
             module.training = mode
-    figures = {name: float(value) for name, value in found.items()} if isinstance(found, Mapping) else {}
-    if figures and "loss" not in figures:
-        raise ConfigError(
-            f"validate(model) gives {', '.join(figures)} without a 'loss', by which trainings are compared"
-        )
-    loss = figures.pop("loss") if isinstance(found, Mapping) else float(found)
+    named = found if isinstance(found, Mapping) else {"loss": found}
+    if "loss" not in named:
+        given = ", ".join(map(str, named)) or "no figure"
+        raise ConfigError(f"validate(model) gives {given} without a 'loss', by which trainings are compared")
+    figures = {str(name): _number(str(name), value) for name, value in named.items()}
+    loss = figures.pop("loss")
     return Evaluation(history.samples[-1], len(history.samples), sum(history.seconds), loss, figures)
+
+
+def _number(name: str, value: Any) -> float:
+    """Of what `validate` gives."""
+    many = isinstance(value, Tensor) and value.numel() != 1
+    if not many and not isinstance(value, str):  # which may be words of a number
+        with suppress(TypeError, ValueError):
+            return float(value)
+    what = f"a tensor of {value.numel()} numbers" if many else f"a {type(value).__name__}"
+    raise ConfigError(
+        f"validate(model) gives {what} as its {name}: a number is needed, or a dict of numbers with a 'loss' among them"
+    )
