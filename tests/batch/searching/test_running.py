@@ -16,6 +16,7 @@ from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Plan
 from stoker.errors import ConfigError, RunError
 from tests.batch.searching_targets import BASE, BEST_BATCH, BEST_FACTOR, planted
+from tests.batch.trainings_targets import regression
 
 PRESENT = Setting(BASE)
 PLAN = Plan(samples=512, evaluations=4)
@@ -198,3 +199,9 @@ def test_a_search_whose_first_training_failed_takes_other_settings(tmp_path: Pat
     with pytest.raises(ValueError, match="no data"):
         searched(tmp_path / "study.db", make=broken)
     assert len(searched(tmp_path / "study.db", trials=1).trials) == 1
+
+
+def test_a_model_that_was_trained_before_is_refused(tmp_path: Path) -> None:
+    target = regression()
+    with pytest.raises(ConfigError, match="begin with different weights"):
+        searched(tmp_path / "study.db", make=lambda: target, trials=2)

@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from stoker.batch.rates import FOLLOWING, kind_of
 from stoker.batch.scanning.described import Described, Equal
 from stoker.batch.target import Target
 from stoker.batch.telling import OnPart
+from stoker.batch.trainings.first_weights import FirstWeights
 from stoker.batch.trainings.history import History
 from stoker.batch.trainings.setting import Setting
-from stoker.batch.trainings.training import Make, Plan, targeted, train_anew
+from stoker.batch.trainings.training import Make, Plan, check, targeted, train_anew
 from stoker.errors import ConfigError
 
 __all__ = ["Course", "seeds_of"]
@@ -47,7 +48,7 @@ class Course:
         self._make, self._plan, self._on_part, self._clock = make, plan, on_part, clock
         self.seeds = seeds
         self._took: dict[tuple[int, int], list[float]] = {}
-        self._first: dict[int, tuple[float, ...]] = {}
+        self._first = FirstWeights()
         self._described: Described | None = None
 
     @property
@@ -59,7 +60,7 @@ class Course:
     @property
     def same_first_weights(self) -> bool:
         """Several seeds began with the same weights."""
-        return len(self._first) > 1 and len(set(self._first.values())) == 1
+        return self._first.same
 
     def train(self, setting: Setting, what: str, after: Sequence[Setting] | None = ()) -> History:
         """One training; `after`: those still to come, for the time that is left; None: not known yet."""
@@ -82,20 +83,14 @@ class Course:
         return sum(fmean(self._took.get(_work(each), [typical])) for each in after)
 
     def _made(self, seed: int) -> Target:
-        made = targeted(self._make)
-        self._first.setdefault(seed, _fingerprint(made))
+        made = self._first.noted(seed, targeted(self._make))
+        check(made, self._plan)
         self._described = self._described or _describe(made, self._plan)
         return made
 
 
 def _work(setting: Setting) -> tuple[int, int]:
     return setting.examples_per_update, setting.microbatch
-
-
-def _fingerprint(target: Target) -> tuple[float, ...]:
-    """Sums of the weights: others for weights that are drawn anew."""
-    with torch.no_grad():
-        return tuple(float(weight.double().sum()) for weight in target.weights())
 
 
 def _describe(target: Target, plan: Plan) -> Described:
@@ -114,4 +109,4 @@ def _value(value: Any) -> Any:
     """Numbers out of tensors, which captured steps keep their settings in."""
     if isinstance(value, tuple | list):
         return tuple(map(_value, value))
-    return value.item() if isinstance(value, torch.Tensor) else value
+    return value.item() if isinstance(value, Tensor) else value

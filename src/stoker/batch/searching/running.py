@@ -10,9 +10,10 @@ from stoker.batch.searching.space import Space, around
 from stoker.batch.searching.study import Asked, Study, opened
 from stoker.batch.target import Maker
 from stoker.batch.telling import OnPart
+from stoker.batch.trainings.first_weights import FirstWeights
 from stoker.batch.trainings.history import History
 from stoker.batch.trainings.setting import Setting
-from stoker.batch.trainings.training import Make, Plan, train_anew
+from stoker.batch.trainings.training import Make, Plan, targeted, train_anew
 from stoker.config.secrets import redact
 from stoker.errors import ConfigError
 
@@ -48,11 +49,11 @@ def search(
     space.check(present)
     if trials < 1 or plan.evaluations < 1:
         raise ConfigError(f"trials = {trials}, evaluations = {plan.evaluations}: each at least 1")
-    asked = _asked(make, present, plan, space)
+    asked, first = _asked(make, present, plan, space), FirstWeights()
     with opened(Path(storage), space, present.seed, asked) as study:
         resumed, start = study.done(), time.perf_counter()
         for done in range(resumed, trials):
-            _trial(study, make, present, plan, space)
+            _trial(study, lambda: first.noted(present.seed, targeted(make)), present, plan, space)
             if on_part is not None:
                 each = (time.perf_counter() - start) / (done + 1 - resumed)
                 on_part(f"trial {done + 1} of {trials}", each * (trials - done - 1))
