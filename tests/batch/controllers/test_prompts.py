@@ -108,3 +108,18 @@ def test_a_fixed_run_has_one_stage() -> None:
     (stage,) = stages_of(run())
     assert (stage.prompts_per_step, stage.updates_per_step, stage.learning_rate) == (16, 1, 1e-4)
     assert schedule_of(run())(Progress(0, 7, 1000)) == 16
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {},
+        {"kind": "stages", "prompts": [64, 32], "starts": [2, 5]},
+        {"kind": "ramp", "last": 32, "over": 500, "by": "samples"},
+        {"kind": "plateau", "last": 32},
+    ],
+)
+def test_a_run_without_an_end_has_the_stages_of_a_short_one(schedule: dict[str, object]) -> None:
+    evaluates = ("validation.holdout=4", "validation.every_samples=64")
+    short, endless = (run(f"stop.steps={steps}", *evaluates, **schedule) for steps in (20, 10**15))
+    assert stages_of(endless) == stages_of(short)

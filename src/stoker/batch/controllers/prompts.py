@@ -86,11 +86,15 @@ def stage_of(config: RunConfig, prompts: int, after_steps: int = 0) -> Stage:
 def stages_of(config: RunConfig) -> tuple[Stage, ...]:
     """Of the whole run, each as long as its numbers last; where the run decides, as it would go without a decision."""
     schedule, samples = schedule_of(config), 0
+    settled = max(config.schedule.over, *config.schedule.starts, 0)  # from there on nothing changes
     made: list[Stage] = []
     for step in range(config.stop.steps):
-        prompts = schedule(Progress(0, step, samples))
+        at = Progress(0, step, samples)
+        prompts = schedule(at)
         if not made or made[-1].prompts_per_step != prompts:
             made.append(stage_of(config, prompts, step))
+        if getattr(at, config.schedule.by) >= settled:
+            break
         samples += made[-1].samples_per_step
     return tuple(made)
 
