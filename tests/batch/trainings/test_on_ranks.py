@@ -39,3 +39,5 @@ def test_what_ranks_dont_divide_is_refused_before_they_start() -> None:
         train_on_ranks(MAKER, [[(Setting(33), PLAN)]], 2)
     with pytest.raises(ConfigError, match="base_examples = 3 is not a multiple"):
         train_on_ranks(MAKER, [[(Setting(4, base_examples=3), PLAN)]], 2)
+    with pytest.raises(ConfigError, match="ranks = 0: at least 1"):
+        train_on_ranks(MAKER, [[(Setting(4), PLAN)]], 0)

@@ -32,6 +32,8 @@ def train_on_ranks(
 
     ConfigError where a global number isn't a multiple of the ranks; RunError where a rank fails, or isn't done in time.
     """
+    if ranks < 1:
+        raise ConfigError(f"ranks = {ranks}: at least 1")
     numbers: dict[str, Any] = {
         "path": maker.path,
         "arguments": list(maker.arguments),
