@@ -28,12 +28,13 @@ def test_scan_hands_its_options_on_prints_and_draws(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sizes, "scan", scan)
     words = ["batch", "scan", "a.py:make_target", "wide", "--samples", "4096", "--base", "16", "--sizes", "8 16"]
     words += ["--seeds", "5", "--rule", "sqrt", "--fits", "8", "--factors", "0.5,1", "--warmup", "64", "--clip", "1"]
-    words += ["--decay", "cosine", "--evaluations", "4", "--html", str(page)]
+    words += ["--decay", "cosine", "--kind", "adam", "--evaluations", "4", "--html", str(page)]
     done = runner.invoke(app, words)
     assert done.exit_code == 0, done.output
     assert told.pop("on_part") is not None
     assert told == {
-        "make": Maker("a.py:make_target", ("wide",)), "sizes": [8, 16], "plan": Plan(4096, 4), "seeds": 5, "fits": 8,
+        "make": Maker("a.py:make_target", ("wide",)), "sizes": [8, 16], "plan": Plan(4096, 4, kind="adam"),
+        "seeds": 5, "fits": 8,
         "present": Setting(16, rule="sqrt", warmup_samples=64, decay="cosine", clip_norm=1.0), "factors": [0.5, 1.0],
     }  # fmt: skip
     assert "efficiency candidate: 64" in done.stdout
@@ -60,6 +61,7 @@ def test_a_small_scan_from_the_command_line() -> None:
         ([TARGET, "--factors", "half"], "--factors = 'half': numbers are needed"),
         ([TARGET, "--sizes", "16"], "two or more"),
         ([TARGET, "--rule", "cubic"], "rule = 'cubic': one of"),
+        ([TARGET, "--kind", "lion"], "--kind = 'lion': one of sgd, adam, adamw, muon"),
         ([TARGET, "--decay", "step"], "decay = 'step': one of"),
     ],
 )

@@ -1,6 +1,6 @@
 """`stoker batch`, second half: which batch to take, decided by trainings at equal samples."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -10,6 +10,7 @@ from stoker.cli_progress import parts, trial
 from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
+    from stoker.batch.scaling import Kind
     from stoker.batch.target import Maker
 
 __all__ = ["Clip", "RateBase", "RateDecay", "RateRule", "WarmUp", "batch", "decimals", "explain", "scan", "trained"]
@@ -38,6 +39,12 @@ ExplainedSamples = Annotated[
         show_default=False,
     ),
 ]
+KindOfRule = Annotated[
+    str | None,
+    typer.Option(
+        help="What the optimizer is like, of sgd, adam, adamw and muon. Without it: by its class.", show_default=False
+    ),
+]
 WarmUp = Annotated[int, typer.Option(help="Samples over which the rate rises from 0.", min=0)]
 RateDecay = Annotated[str, typer.Option(help="Of the rate after that: constant, linear or cosine.")]
 Clip = Annotated[
@@ -61,6 +68,7 @@ def scan(
     sizes: Annotated[str, typer.Option(help="Examples per update.")] = "16,32,64,128",
     seeds: Annotated[int, typer.Option(help="Trainings at each size; one tells nothing apart.", min=1)] = 3,
     rule: RateRule = None,
+    kind: KindOfRule = None,
     fits: Annotated[
         int | None,
         typer.Option(
@@ -88,8 +96,8 @@ def scan(
         present = Setting(base, rule=rule, warmup_samples=warmup, decay=decay, clip_norm=clip)  # type: ignore[arg-type]
         with aside():
             found = run_scan(
-                made_by, numbers(sizes, "--sizes") or [], Plan(samples, evaluations), present, seeds=seeds, fits=fits,
-                factors=decimals(factors, "--factors"), on_part=None if as_json else parts(),
+                made_by, numbers(sizes, "--sizes") or [], Plan(samples, evaluations, kind=_kind(kind)), present,
+                seeds=seeds, fits=fits, factors=decimals(factors, "--factors"), on_part=None if as_json else parts(),
             )  # fmt: skip
         from stoker.report.scan import sections
 
@@ -118,6 +126,7 @@ def explain(
         typer.Option(help="Examples at once now. Without it: the whole update.", min=1, show_default=False),
     ] = None,
     rule: RateRule = None,
+    kind: KindOfRule = None,
     warmup: WarmUp = 0,
     decay: RateDecay = "constant",
     clip: Clip = None,
@@ -153,7 +162,8 @@ def explain(
         with aside():
             found = run_explain(
                 made_by, setting, samples=samples, seeds=seeds, limit_bytes=in_bytes(limit_gib, "--limit-gib"),
-                scenario=scenario, on_trial=None if as_json else trial, on_part=None if as_json else parts(),
+                scenario=scenario, kind=_kind(kind), on_trial=None if as_json else trial,
+                on_part=None if as_json else parts(),
             )  # fmt: skip
         from stoker.report.explain import sections
 
@@ -170,6 +180,15 @@ def trained(target: str, words: list[str] | None, command: str) -> "Maker":
             "compare their held-out accuracy at equal samples, or name a function (file.py:make_target)"
         )
     return maker(target, words)
+
+
+def _kind(name: str | None) -> "Kind | None":
+    from stoker.batch.scaling import Kind
+
+    known = get_args(Kind)
+    if name is not None and name not in known:
+        raise ConfigError(f"--kind = '{name}': one of {', '.join(known)}")
+    return name  # type: ignore[return-value]
 
 
 def decimals(text: str | None, option: str) -> list[float] | None:

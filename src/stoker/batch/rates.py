@@ -22,8 +22,8 @@ def kind_of(optimizer: "Optimizer") -> Kind:
     name = next((each.__name__ for each in type(optimizer).__mro__ if each.__name__ in KINDS), None)
     if name is None:
         raise ConfigError(
-            f"no rule is known for a {type(optimizer).__name__}: name one that it is like, as "
-            f"RateFollower(..., kind=...): {', '.join(KINDS.values())}"
+            f"no rule is known for a {type(optimizer).__name__}: name one that it is like, as kind = ... (--kind on "
+            f"the command line): {', '.join(KINDS.values())}"
         )
     if name == "Adam" and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
         return "adamw"

@@ -3,8 +3,10 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from stoker.batch import Setting, explain
@@ -12,7 +14,7 @@ from stoker.batch.explaining import procedure
 from stoker.batch.explaining.gradient import noise_of
 from stoker.batch.nest import examples
 from stoker.batch.swept import Point
-from stoker.batch.target import Target
+from stoker.batch.target import Maker, Target
 from stoker.batch.trainings.training import Plan
 from stoker.cli import app
 from stoker.errors import ConfigError
@@ -90,3 +92,31 @@ def test_a_target_that_cannot_be_trained_is_told_before_anything_is_measured() -
         explain("tests/batch/fit_targets.py:plain", 64)
     with pytest.raises(ConfigError, match="1,024 examples, but the data set has 512"):
         explain(TARGET, 1024)
+
+
+def adagrad() -> Target:
+    target = regression()
+    target.optimizer = torch.optim.Adagrad(target.weights())
+    return target
+
+
+@pytest.mark.parametrize(
+    ("present", "samples", "made", "words"),
+    [
+        (64, 63, regression, "samples = 63: fewer than one update of 64"),
+        (1, 1, regression, "a batch of 1 of 1 examples: there is no other"),
+        (64, None, adagrad, "no rule is known for a Adagrad.*--kind"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_before_anything_is_measured(
+    present: int, samples: int | None, made: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Maker, "__call__", lambda self: made())
+    monkeypatch.setattr(procedure, "fit", lambda *_, **__: pytest.fail("measured"))
+    with pytest.raises(ConfigError, match=words):
+        explain(TARGET, present, samples=samples)
+
+
+def test_an_optimizer_without_a_rule_goes_by_the_kind_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Maker, "__call__", lambda self: adagrad())
+    assert procedure._described(Maker(TARGET), Setting(64), "adam") == 512

@@ -14,7 +14,8 @@ from stoker.batch.explaining.verdict import Rung, Verdict, decide, worse
 from stoker.batch.fitting import fit
 from stoker.batch.noise import NoiseEstimate
 from stoker.batch.ranges import remarks
-from stoker.batch.scaling import rescale
+from stoker.batch.rates import kind_of
+from stoker.batch.scaling import Kind, rescale
 from stoker.batch.scanning.rate_scan import RateScan
 from stoker.batch.scanning.rates import scan_rates
 from stoker.batch.scanning.scanned import Scan
@@ -24,7 +25,7 @@ from stoker.batch.swept import Account, Sweep
 from stoker.batch.target import Maker, Target, Workload
 from stoker.batch.telling import OnPart
 from stoker.batch.trainings.setting import Setting
-from stoker.batch.trainings.training import Plan
+from stoker.batch.trainings.training import Plan, check
 from stoker.errors import ConfigError, RunError
 
 __all__ = ["explain"]
@@ -47,6 +48,7 @@ def explain(
     seeds: int | Sequence[int] = 3,
     limit_bytes: int | None = None,
     scenario: str | None = None,
+    kind: Kind | None = None,
     on_trial: Callable[[Trial, int | None], None] | None = None,
     on_part: OnPart | None = None,
 ) -> Explained:
@@ -58,6 +60,7 @@ def explain(
         largest compared, whichever is more. Give the samples of your training where they are few enough to run.
     seeds: two or more, of the first weights and the data's order.
     limit_bytes: of memory; see `fit`. scenario: one of `ranges.SCENARIOS`, to hold the batch against what is usual.
+    kind: of the optimizer's rule, where its class doesn't tell.
 
     ConfigError for a target that can't be trained so; RunError where not even one example fits.
     """
@@ -65,8 +68,10 @@ def explain(
     here = present if isinstance(present, Setting) else Setting(present)
     size = here.examples_per_update
     usual = None if scenario is None else list(remarks(scenario, per_device=here.microbatch, all_devices=size))
-    examples = _described(maker, here)
-    ladder = _ladder(size, examples or math.inf)
+    if samples is not None and samples < size:
+        raise ConfigError(f"samples = {samples:,}: fewer than one update of {size:,}")
+    examples = _described(maker, here, kind)
+    ladder = _ladder(size, min(examples or math.inf, samples or math.inf))
     fitted = fit(maker, limit_bytes=limit_bytes, start=here.microbatch, most=ladder[-1], on_trial=on_trial)
     at_once = sorted({min(here.microbatch, fitted.size), *(each for each in ladder if each <= fitted.size)})
     swept = sweep(
@@ -74,7 +79,7 @@ def explain(
         remedies=False, roofline=False, on_part=on_part,
     )  # fmt: skip
     sizes = _compared(size, swept, ladder)
-    plan = Plan(samples or max(UPDATES * size, FEWEST_UPDATES * sizes[-1]))
+    plan = Plan(samples or max(UPDATES * size, FEWEST_UPDATES * sizes[-1]), kind=kind)
     now = replace(here, base_examples=here.base_examples or size, examples_per_microbatch=microbatch(size, fitted.size))
     rates = scan_rates(maker, plan, now, factors=FACTORS, seeds=seeds, on_part=on_part)
     tuned = replace(now, rate_factor=_factor(rates, now))
@@ -95,7 +100,7 @@ def explain(
     )
 
 
-def _described(maker: Maker, here: Setting) -> int | None:
+def _described(maker: Maker, here: Setting, kind: Kind | None) -> int | None:
     """The examples there are. A target that can't be trained is told now, not after its memory was measured."""
     with randomness.kept():
         made: Workload = maker()
@@ -104,6 +109,8 @@ def _described(maker: Maker, here: Setting) -> int | None:
                 f"target '{maker.path}': an answer needs trainings, and those a stoker.batch.Target with `load` (an "
                 "epoch of real batches) and `validate` (the loss of held-out data)"
             )
+        check(made, Plan(1))
+        kind or kind_of(made.optimizer)
         if made.most is not None and here.examples_per_update > made.most:
             raise ConfigError(f"a batch of {here.examples_per_update:,} examples, but the data set has {made.most:,}")
         return made.most
@@ -114,7 +121,7 @@ def _ladder(size: int, most: float) -> list[int]:
     below = [size >> halving for halving in range(RUNGS, 0, -1) if size >> halving]
     found = [*below, *(size << doubling for doubling in range(RUNGS + 1) if size << doubling <= most)]
     if len(found) < 2:
-        raise ConfigError(f"a batch of {size} of a data set of {most}: there is no other to compare it with")
+        raise ConfigError(f"a batch of {size} of {most} examples: there is no other to compare it with")
     return found
 
 
