@@ -12,7 +12,6 @@ from stoker.batch.loading import LoaderOptions
 from stoker.batch.target import Maker, Target
 from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Plan, made_anew, train, whole
-from stoker.errors import ConfigError
 
 __all__: list[str] = []
 
