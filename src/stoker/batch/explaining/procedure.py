@@ -76,12 +76,12 @@ def explain(
     at_once = sorted({min(here.microbatch, fitted.size), *(each for each in ladder if each <= fitted.size)})
     swept = sweep(
         maker, at_once if len(at_once) > 1 else None, present=min(here.microbatch, fitted.size), largest=fitted.size,
-        remedies=False, roofline=False, on_part=on_part,
+        remedies=False, roofline=False, on_part=_step("what is fast", on_part),
     )  # fmt: skip
     sizes = _compared(size, swept, ladder)
     plan = Plan(samples or max(UPDATES * size, FEWEST_UPDATES * sizes[-1]), kind=kind)
     now = replace(here, base_examples=here.base_examples or size, examples_per_microbatch=microbatch(size, fitted.size))
-    rates = scan_rates(maker, plan, now, factors=FACTORS, seeds=seeds, on_part=on_part)
+    rates = scan_rates(maker, plan, now, factors=FACTORS, seeds=seeds, on_part=_step("learning rate", on_part))
     tuned = replace(now, rate_factor=_factor(rates, now))
     noise = noise_of(maker, tuned, plan)
     scanned = scan(maker, sizes, plan, tuned, seeds=seeds, fits=fitted.size, on_part=on_part)
@@ -98,6 +98,11 @@ def explain(
         verdict=verdict,
         accounts=_accounts(swept, scanned, noise, verdict, now),
     )
+
+
+def _step(name: str, on_part: OnPart | None) -> OnPart | None:
+    """Tells of the parts of one step. What is left is known in the last one only."""
+    return None if on_part is None else lambda what, left: on_part(f"{name}: {what}", None)
 
 
 def _described(maker: Maker, here: Setting, kind: Kind | None) -> int | None:
