@@ -19,5 +19,6 @@ def sections(found: Mapping[str, Any]) -> Iterator[Section]:
     )  # fmt: skip
     yield sweep.accounts(found["accounts"])
     yield from scan.sections(found["scan"])
+    yield from scan.rate_sections(found["rates"])
     yield from sweep.sections(found["sweep"])
     yield from fit.sections(found["fit"])

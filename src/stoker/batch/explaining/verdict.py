@@ -192,4 +192,4 @@ def _both(first: Rung, second: Rung) -> str:
 def _loss(rung: Rung) -> str:
     if not math.isfinite(rung.loss):
         return f"diverged in {sum(not math.isfinite(each) for each in rung.losses)} of {len(rung.losses)} seeds"
-    return f"{rung.loss:.4g}" if math.isnan(rung.spread) else f"{rung.loss:.4g} +- {rung.spread:.2g}"
+    return f"{rung.loss:.4g}" if math.isnan(rung.spread) else f"{rung.loss:.4g} ± {rung.spread:.2g}"
