@@ -6,7 +6,7 @@ from stoker import signals
 from stoker.batch.reading.curve import Curve
 from stoker.batch.reading.found import Finding, Reading
 from stoker.batch.reading.measured import Measured, measure
-from stoker.batch.reading.rules import TINY, findings, larger_batch, set_rate
+from stoker.batch.reading.rules import BURST, LATE, TINY, findings, larger_batch, set_rate
 from stoker.batch.trainings.history import History
 
 __all__ = ["read_curve"]
@@ -80,6 +80,15 @@ def _notes(curve: Curve, seen: Measured, faults: bool) -> list[str]:
         notes.append(
             f"flat from sample {round(seen.flat * seen.updates) * seen.examples:,} on: either this is what model and "
             "data allow, or a plateau; a higher rate or a smaller batch for a while tells"
+        )
+    if not faults and seen.late > LATE and seen.late > 3 * seen.late_error:
+        notes.append(
+            f"{seen.late:.0%} of the fall came in the last quarter of the learning rate spent: more samples would go on "
+            "helping"
+        )
+    if not faults and seen.peak > BURST:
+        notes.append(
+            f"the loss rose to {seen.peak:.3g} times its start and came back: a warm-up or clip_norm would spare that"
         )
     if spikes := signals.spikes(curve.losses):
         notes.append(

@@ -9,12 +9,21 @@ from collections.abc import Iterator
 from stoker.batch.reading.found import Cause, Finding
 from stoker.batch.reading.measured import Measured
 
-__all__ = ["TINY", "findings", "larger_batch", "set_rate"]
+__all__ = ["BURST", "LATE", "TINY", "findings", "larger_batch", "set_rate"]
 
 BURST = 1.02
 """Losses over the first, beyond what noise explains: a training that works hardly rises above its start."""
-NORM_BURST, NORM_BURST_STUCK = 15.0, 3.0
-"""Gradient norms over the first or the median; less where the loss ends where it began."""
+NORM_BURST = 3.0
+"""Gradient norms over the first or the median, where the loss ends where it began."""
+VANISHED, VANISHED_FALL = 0.35, 0.25
+"""Gradient norms at the end over the first, and the share of the first loss that is gone: little learnt, and yet hardly
+any gradient left."""
+GREW = 2.0
+"""Gradient norms over the first or the median: weights that hardly move keep theirs."""
+NO_SIGNAL_END = 0.08
+"""Cosine of neighbouring gradients at the end, below which steps are long enough to lose their direction."""
+EARLY = 0.45
+"""Share of the fall in the first quarter of the learning rate spent."""
 STUCK = 0.06
 """Share of the first loss: where less is gone, hardly anything was learnt."""
 STUCK_Z = 3.0
@@ -23,7 +32,7 @@ LITTLE, LITTLE_FLAT = 0.20, 0.50
 """Share of the first loss that is gone, and of the updates after which it was: little learnt, and soon no more."""
 RISE, RISE_Z = 0.10, 4.0
 """Of the fall, at the end, above the lowest stretch."""
-HELD_ROUGH = 0.06
+HELD_ROUGH = 0.10
 """Scatter of held-out losses over their fall."""
 LATE, LATE_Z = 0.12, 2.5
 """Of the fall, in the last quarter of the learning rate spent: 0.25 where it is even."""
@@ -43,8 +52,6 @@ TAIL = 0.25
 """Share of the updates at less than a thirtieth of the highest rate; a cosine has 0.12, a line 0.03."""
 GAP, GAP_Z = 0.045, 4.0
 """Training losses above held-out ones, over the fall."""
-SPIKY = 4
-"""Tenths of a wild training with losses that stand out: a rate that is too high has them at its beginning."""
 STEP, STEP_Z = 0.10, 4.5
 """A rise from one stretch to the next, over the fall."""
 
@@ -113,16 +120,22 @@ def _bad_data(seen: Measured) -> Iterator[Finding]:
 
 
 def _wild(seen: Measured, rate: float) -> Iterator[Finding]:
-    """The loss or the gradients leave their range; with few examples per update it may be the noise alone."""
-    stuck = _stuck(seen)
+    """The loss or the gradients leave their range, and it does lasting harm; a start that was recovered from is none.
+
+    With few examples per update it may be the noise alone, and rows out of range do the same.
+    """
+    stuck, tiny = _stuck(seen), seen.examples <= TINY
     said, strength = [], 0.0
-    if seen.peak > BURST and not _stepped(seen):
+    if (stuck or tiny) and seen.peak > BURST and not _stepped(seen):
         said.append(f"the loss rose to {seen.peak:.3g} times its start")
-        strength = 0.75 if stuck else 0.6
-    if seen.norm_peak > (NORM_BURST_STUCK if stuck else NORM_BURST):
+        strength = 0.75
+    if stuck and seen.norm_peak > NORM_BURST:
         said.append(f"gradient norms rose to {seen.norm_peak:.3g} times their usual size")
-        strength = max(strength, 0.8 if stuck else 0.55)
-    if stuck and said:
+        strength = 0.8
+    if _vanished(seen):
+        said.append(f"gradients shrank to {seen.norm_end:.2g} of the first, as where units were driven out of range")
+        strength = max(strength, 0.7)
+    if said:
         said.append(f"and {max(seen.fall, 0):.1%} of the loss is gone at the end")
     if seen.fall < -RISE:
         said.append(f"the loss ends {-seen.fall:.0%} above its start")
@@ -136,17 +149,14 @@ def _wild(seen: Measured, rate: float) -> Iterator[Finding]:
     if not said:
         return
     where = _where(seen, 0, 1)
-    tiny = seen.examples <= TINY
     if tiny:
         words = f"{', '.join(said)}, at {_examples(seen.examples)} per update"
         yield Finding("batch too small", words, where, min(1.0, strength + 0.1), larger_batch(seen.examples))
-    if seen.spiky >= SPIKY and not tiny:
-        words = (
-            f"{', '.join(said)}, and losses stand out in {seen.spiky:.0f} of 10 stretches, not at the beginning only"
-        )
-        yield Finding(
-            "bad data", words, where, 0.4, "data: look at the batches whose loss stands out (rows out of range, labels)"
-        )
+    else:
+        words = f"{', '.join(said)}; rows out of range or a stretch of wrong ones do that too"
+        if seen.spiky:
+            words += f", and losses stand out in {seen.spiky:.0f} of 10 stretches"
+        yield Finding("bad data", words, where, 0.45, "data: look at the batches whose loss stands out (rows, labels)")
     yield Finding(
         "rate too high", ", ".join(said), where, strength,
         set_rate(rate, 1 / 10 if stuck else 1 / 3, "a tenth" if stuck else "a third")
@@ -155,18 +165,14 @@ def _wild(seen: Measured, rate: float) -> Iterator[Finding]:
 
 
 def _slow(seen: Measured, rate: float) -> Iterator[Finding]:
-    """As fast as ever when the rate was spent, or without noise at the end: too few or too short steps."""
+    """As fast as ever when the rate was spent, with gradients as at the start: too few or too short steps.
+
+    A fall that goes on is not enough: every training that is stopped early has one, and one whose rate decays loses its
+    noise last.
+    """
     few, smooth, stuck = seen.updates <= FEW, seen.agreement_end > SMOOTH, _stuck(seen)
-    even = seen.late > LATE and seen.late > LATE_Z * seen.late_error
-    if even and not (few or stuck) and seen.agreement < NO_SIGNAL:
-        yield Finding(
-            "rate too high",
-            f"{seen.late:.0%} of the fall came in the last quarter of the learning rate spent, though neighbouring "
-            f"gradients share nothing (cosine {seen.agreement:.2f}): it falls as the rate decays, not by going on",
-            _where(seen, 0, 0.75), 0.5, set_rate(rate, 1 / 3, "a third"),
-        )  # fmt: skip
-        return
-    if not (even or smooth or stuck) or (_burst(seen) and (stuck or not few)):
+    even = seen.late > LATE and seen.late > LATE_Z * seen.late_error and not _moved(seen)
+    if not (even or smooth or stuck) or _burst(seen):
         return
     said = (
         f"{seen.late:.0%} of the fall came in the last quarter of the learning rate spent (25 % is an even fall)"
@@ -187,10 +193,22 @@ def _slow(seen: Measured, rate: float) -> Iterator[Finding]:
             "batch too large", words, where, strength + (0.15 if few else -0.05) if few or smooth else 0.35,
             set_batch(seen, 1 / 8 if few else 1 / 2, "more updates from the same samples; the rate by rescale()"),
         )  # fmt: skip
-    if _burst(seen):  # wild and slow at once: no rate is too low that did that
-        return
     factor = 10 if stuck else 3
     yield Finding("rate too low", said, where, strength, set_rate(rate, factor, f"{factor} times"))
+
+
+def _moved(seen: Measured) -> bool:
+    """The weights went far: gradients grew on the way, as curvature does, or no longer agree.
+
+    Where neither norms nor agreements are known, a fall that was much faster at first.
+    """
+    if math.isnan(seen.norm_peak) and math.isnan(seen.agreement_end):
+        return seen.early > EARLY
+    return seen.norm_peak > GREW or seen.agreement_end < NO_SIGNAL_END
+
+
+def _vanished(seen: Measured) -> bool:
+    return seen.fall < VANISHED_FALL and seen.norm_end < VANISHED
 
 
 def _stepped(seen: Measured) -> bool:
@@ -203,7 +221,7 @@ def _stuck(seen: Measured) -> bool:
 
 
 def _burst(seen: Measured) -> bool:
-    return seen.peak > BURST or seen.norm_peak > (NORM_BURST_STUCK if _stuck(seen) else NORM_BURST)
+    return _vanished(seen) or (_stuck(seen) and (seen.peak > BURST or seen.norm_peak > NORM_BURST))
 
 
 def _flat(seen: Measured, rate: float) -> Iterator[Finding]:
