@@ -84,7 +84,7 @@ def test_steps_are_stretches_of_bad_data() -> None:
     level[320:380] += 1.0
     level[450:500] += 1.0
     found = read_curve(curve(level, held=False))
-    assert found.causes[0] == "bad data" and "up a step of" in found.findings[0].evidence
+    assert found.causes[0] == "bad data" and "for a stretch the loss stands" in found.findings[0].evidence
 
 
 def test_plateaus() -> None:
@@ -97,11 +97,13 @@ def test_plateaus() -> None:
     assert dead.causes[0] == "plateau" and "share nothing" in dead.findings[0].evidence
 
 
-@pytest.mark.parametrize(("examples", "causes"), [(32, ("rate too high",)), (2, ("batch too small", "rate too high"))])
+@pytest.mark.parametrize(
+    ("examples", "causes"), [(32, ("rate too high", "bad data")), (2, ("batch too small", "rate too high"))]
+)
 def test_a_training_that_broke(examples: int, causes: tuple[str, ...]) -> None:
     losses = [2.3, 2.5, 40.0, math.nan]
     found = read_curve(Curve(losses, examples, gradient_norms=[1.0, 5.0, 900.0, 1.0]))
-    assert found.causes == causes
+    assert found.causes[:2] == causes
     assert "at update 4" in found.findings[0].evidence and "900 times the first" in found.findings[0].evidence
 
 

@@ -6,7 +6,6 @@ slows every curve, and that is no sign of anything.
 
 import math
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +69,7 @@ class Measured:
     """Of the last twentieth above the lowest stretch, over the fall."""
     rise_z: float
     step: float
-    """The largest rise from one stretch to the next, after the first fifth, over the fall."""
+    """How far a stretch, after the first fifth, stands above those before and after it, over the fall."""
     step_z: float
     """The same in standard errors."""
     flat: float
@@ -104,7 +103,7 @@ def measure(curve: Curve) -> Measured:
     agreement = np.asarray(curve.agreements[1:], float)
     quarter = max(3, n // 4)
     rise, rise_z = _rise(losses, first)
-    step, step_z = _step(losses[n // 5 :])
+    step, step_z = _step(losses)
     return Measured(
         updates=n,
         examples=curve.examples_per_update,
@@ -225,15 +224,25 @@ def _rise(losses: Floats, first: float) -> tuple[float, float]:
 
 
 def _step(losses: Floats) -> tuple[float, float]:
-    """The clearest rise from one stretch to the next, and its standard errors. A rise that goes on is no step."""
-    means = signals.blocks(list(losses), 16)
+    """The clearest stretch that stands above those of the same length before and after it, after the first fifth.
+
+    How far above the higher of them, and its standard errors. Falling curves have none, however they are bent.
+    """
+    n = len(losses)
+    sums = np.concatenate([[0.0], np.cumsum(losses)])
+    noise = max(signals.scatter(list(losses), robust=True), 1e-300)
     best = (0.0, 0.0)
-    for place, (before, after) in enumerate(pairwise(means)):
-        up, error = after.value - before.value, math.hypot(before.error, after.error)
-        goes_on = max(each.value for each in means[place + 1 : place + 4]) - before.value > 2 * up
-        goes_on |= before.value - min(each.value for each in means[max(0, place - 2) : place + 1]) > up
-        if error > 0 and up / error > best[1] and not goes_on:
-            best = (up, up / error)
+    for length in sorted({max(6, n // part) for part in (32, 16, 8, 5)}):
+        starts = np.arange(n // 5 + length, n - 2 * length + 1)
+        if not len(starts):
+            continue
+        before, inside, after = (
+            (sums[starts + (k + 1) * length] - sums[starts + k * length]) / length for k in (-1, 0, 1)
+        )
+        above = inside - np.maximum(before, after)
+        up = float(above.max())
+        z = up / (noise * math.sqrt(2 / length))
+        best = max(best, (up, z), key=lambda each: each[1])
     return best
 
 

@@ -67,7 +67,11 @@ def _broken(curve: Curve, at: int, rate: float) -> list[Finding]:
     change = (
         set_rate(rate, 1 / 10, "a tenth") + "; clip_norm = 1.0; watch the gradient norm, halve again where it rises"
     )
-    found = [Finding("rate too high", said, where, 0.9, change)]
+    rows = f"{said}; a row out of range does that too"
+    found = [
+        Finding("rate too high", said, where, 0.9, change),
+        Finding("bad data", rows, where, 0.45, "data: look at the batches of the last updates, and at their range"),
+    ]
     if curve.examples_per_update <= TINY:
         few = f"{said}, with examples_per_update = {curve.examples_per_update}"
         found.insert(0, Finding("batch too small", few, where, 0.95, larger_batch(curve.examples_per_update)))

@@ -13,14 +13,23 @@ __all__ = ["BURST", "LATE", "TINY", "findings", "larger_batch", "set_rate"]
 
 BURST = 1.02
 """Losses over the first, beyond what noise explains: a training that works hardly rises above its start."""
+GREAT_BURST = 1.5
+"""The same where the loss came down again afterwards."""
+OPPOSED = -0.25
+"""Cosine of neighbouring gradients: noise alone leaves it at 0, or a little below."""
 NORM_BURST = 3.0
 """Gradient norms over the first or the median, where the loss ends where it began."""
 VANISHED, VANISHED_FALL = 0.35, 0.25
 """Gradient norms at the end over the first, and the share of the first loss that is gone: little learnt, and yet hardly
 any gradient left."""
-GREW = 2.0
+GREW = 2.4
 """Gradient norms over the first or the median: weights that hardly move keep theirs."""
-NO_SIGNAL_END = 0.08
+LATE_LITTLE, LITTLE_FALL = 0.075, 0.30
+"""The same where less than this share of the first loss is gone."""
+SLOW_START = 0.20
+"""Share of the fall in the first quarter of the learning rate spent, below which it hardly began: then half of `LATE`
+is enough."""
+NO_SIGNAL_END = 0.07
 """Cosine of neighbouring gradients at the end, below which steps are long enough to lose their direction."""
 EARLY = 0.45
 """Share of the fall in the first quarter of the learning rate spent."""
@@ -30,11 +39,13 @@ STUCK_Z = 3.0
 """Standard errors: a fall that can't be told from noise is none."""
 LITTLE, LITTLE_FLAT = 0.20, 0.50
 """Share of the first loss that is gone, and of the updates after which it was: little learnt, and soon no more."""
+SOON, SOON_FALL = 0.10, 0.60
+"""Share of the updates after which nothing more was learnt, and of the loss that was gone by then."""
 RISE, RISE_Z = 0.10, 4.0
 """Of the fall, at the end, above the lowest stretch."""
 HELD_ROUGH = 0.10
 """Scatter of held-out losses over their fall."""
-LATE, LATE_Z = 0.12, 2.5
+LATE, LATE_Z = 0.10, 2.5
 """Of the fall, in the last quarter of the learning rate spent: 0.25 where it is even."""
 FEW = 64
 """Updates that are few for a whole training."""
@@ -50,10 +61,10 @@ SINGLE, SINGLE_NOISE = 2, 0.2
 """Examples per update of which single losses scatter over more than this share of the whole fall."""
 TAIL = 0.25
 """Share of the updates at less than a thirtieth of the highest rate; a cosine has 0.12, a line 0.03."""
-GAP, GAP_Z = 0.045, 4.0
-"""Training losses above held-out ones, over the fall."""
-STEP, STEP_Z = 0.10, 4.5
-"""A rise from one stretch to the next, over the fall."""
+GAP, GAP_Z, GAP_Z_STUCK = 0.045, 2.5, 4.0
+"""Training losses above held-out ones, over the fall; clearer where little was learnt."""
+STEP, STEP_Z = 0.15, 5.0
+"""A stretch above those before and after it, over the fall."""
 
 
 def findings(seen: Measured, rate: float, finished: bool = True) -> list[Finding]:
@@ -68,7 +79,7 @@ def findings(seen: Measured, rate: float, finished: bool = True) -> list[Finding
             "batch too large",
             words,
             _where(seen, 0, 1),
-            0.5,
+            0.72,
             set_batch(seen, 1 / 8, "more updates from the same samples"),
         )
     return sorted(found.values(), key=lambda each: -each.confidence)
@@ -101,7 +112,7 @@ def _where(seen: Measured, start: float, end: float) -> tuple[int, int]:
 
 def _bad_data(seen: Measured) -> Iterator[Finding]:
     steps = _stepped(seen)
-    gap = seen.gap > GAP and (steps or (seen.gap_z > GAP_Z and not _stuck(seen)))
+    gap = seen.gap > GAP and (steps or seen.gap_z > (GAP_Z_STUCK if _stuck(seen) else GAP_Z))
     if not (gap or steps):
         return
     said = []
@@ -110,7 +121,7 @@ def _bad_data(seen: Measured) -> Iterator[Finding]:
             f"training losses lie {seen.gap:.0%} of the fall above held-out ones, though both are of the same weights"
         )
     if steps:
-        said.append(f"the loss goes up a step of {seen.step:.0%} of its fall within a twentieth of the training")
+        said.append(f"for a stretch the loss stands {seen.step:.0%} of its fall above what it was before and after")
     where = "the rows in the stretches where it is high" if steps else "the rows with the highest losses"
     yield Finding(
         "bad data", "; ".join(said), _where(seen, 0.5, 1), 0.9 if gap else 0.75,
@@ -129,6 +140,12 @@ def _wild(seen: Measured, rate: float) -> Iterator[Finding]:
     if (stuck or tiny) and seen.peak > BURST and not _stepped(seen):
         said.append(f"the loss rose to {seen.peak:.3g} times its start")
         strength = 0.75
+    elif seen.peak > GREAT_BURST:
+        said.append(f"the loss rose to {seen.peak:.3g} times its start, which a model seldom recovers from wholly")
+        strength = 0.65
+    if seen.agreement_end < OPPOSED:
+        said.append(f"neighbouring gradients oppose each other (cosine {seen.agreement_end:.2f}): steps overshoot")
+        strength = max(strength, 0.7)
     if stuck and seen.norm_peak > NORM_BURST:
         said.append(f"gradient norms rose to {seen.norm_peak:.3g} times their usual size")
         strength = 0.8
@@ -171,8 +188,11 @@ def _slow(seen: Measured, rate: float) -> Iterator[Finding]:
     noise last.
     """
     few, smooth, stuck = seen.updates <= FEW, seen.agreement_end > SMOOTH, _stuck(seen)
-    even = seen.late > LATE and seen.late > LATE_Z * seen.late_error and not _moved(seen)
-    if not (even or smooth or stuck) or _burst(seen):
+    least = LATE / 2 if seen.early < SLOW_START else LATE
+    even = seen.late > max(least, LATE_Z * seen.late_error) and not _moved(seen)
+    little = seen.fall < LITTLE_FALL and not seen.norm_peak > GREW
+    even |= little and seen.late > max(LATE_LITTLE, LATE_Z * seen.late_error)
+    if not (even or smooth or stuck) or _burst(seen) or _vanished(seen):
         return
     said = (
         f"{seen.late:.0%} of the fall came in the last quarter of the learning rate spent (25 % is an even fall)"
@@ -221,7 +241,7 @@ def _stuck(seen: Measured) -> bool:
 
 
 def _burst(seen: Measured) -> bool:
-    return _vanished(seen) or (_stuck(seen) and (seen.peak > BURST or seen.norm_peak > NORM_BURST))
+    return _stuck(seen) and (seen.peak > BURST or seen.norm_peak > NORM_BURST)
 
 
 def _flat(seen: Measured, rate: float) -> Iterator[Finding]:
@@ -232,15 +252,21 @@ def _flat(seen: Measured, rate: float) -> Iterator[Finding]:
             _where(seen, 1 - seen.rate_tail, 1), 0.85,
             "decay: over all samples of the training (stoker.batch.Horizon(samples)), down to a tenth of the rate",
         )  # fmt: skip
-    elif _stuck(seen) and not _burst(seen):
+    elif (_stuck(seen) or _soon_flat(seen)) and not _burst(seen):
         said = f"{max(seen.fall, 0):.1%} of the loss is gone after {seen.updates:,} updates"
+        if _soon_flat(seen):
+            said += f", and all of it was after {seen.flat:.0%} of them"
         if nothing := seen.agreement_end < NO_SIGNAL:
             said += f", and neighbouring gradients share nothing at the end (cosine {seen.agreement_end:.2f})"
         yield Finding(
-            "plateau", said, _where(seen, 0, 1), 0.75 if nothing else 0.5,
+            "plateau", said, _where(seen, 0, 1), 0.75 if nothing and not _vanished(seen) else 0.5,
             "model: look for units that give the same for every input (first weights, saturation, a detached or frozen "
             "part), then " + set_rate(rate, 10, "10 times"),
         )  # fmt: skip
+
+
+def _soon_flat(seen: Measured) -> bool:
+    return seen.flat < SOON and seen.fall < SOON_FALL and not seen.peak > BURST
 
 
 def _noisy(seen: Measured) -> Iterator[Finding]:
