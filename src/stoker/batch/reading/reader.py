@@ -87,8 +87,7 @@ def _notes(curve: Curve, seen: Measured, faults: bool) -> list[str]:
         )
     if not faults and seen.late > LATE and seen.late > 3 * seen.late_error:
         notes.append(
-            f"{seen.late:.0%} of the fall came in the last quarter of the learning rate spent: more samples would go on "
-            "helping"
+            f"{seen.late:.0%} of the fall came in the last quarter of the learning rate spent: more samples would help"
         )
     if not faults and seen.peak > BURST:
         notes.append(

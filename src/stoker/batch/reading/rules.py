@@ -136,7 +136,30 @@ def _wild(seen: Measured, rate: float) -> Iterator[Finding]:
     With few examples per update it may be the noise alone, and rows out of range do the same.
     """
     stuck, tiny = _stuck(seen), seen.examples <= TINY
-    said, strength = [], 0.0
+    said, strength = _signs(seen)
+    if not said:
+        return
+    where = _where(seen, 0, 1)
+    if tiny:
+        words = f"{', '.join(said)}, at {_examples(seen.examples)} per update"
+        yield Finding("batch too small", words, where, min(1.0, strength + 0.1), larger_batch(seen.examples))
+    else:
+        words = f"{', '.join(said)}; rows out of range or a stretch of wrong ones do that too"
+        if seen.spiky:
+            words += f", and losses stand out in {seen.spiky:.0f} of 10 stretches"
+        yield Finding("bad data", words, where, 0.45, "data: look at the batches whose loss stands out (rows, labels)")
+    yield Finding(
+        "rate too high", ", ".join(said), where, strength,
+        set_rate(rate, 1 / 10 if stuck else 1 / 3, "a tenth" if stuck else "a third")
+        + "; clip_norm = 1.0; watch the gradient norm, halve again where the loss rises",
+    )  # fmt: skip
+
+
+def _signs(seen: Measured) -> tuple[list[str], float]:
+    """Of steps that are too long, and how sure the surest is."""
+    stuck, tiny = _stuck(seen), seen.examples <= TINY
+    said: list[str] = []
+    strength = 0.0
     if (stuck or tiny) and seen.peak > BURST and not _stepped(seen):
         said.append(f"the loss rose to {seen.peak:.3g} times its start")
         strength = 0.75
@@ -163,22 +186,7 @@ def _wild(seen: Measured, rate: float) -> Iterator[Finding]:
     if seen.held_rough > HELD_ROUGH and not stuck and seen.updates > FEW:
         said.append(f"held-out losses scatter by {seen.held_rough:.0%} of their fall from one evaluation to the next")
         strength = max(strength, 0.5)
-    if not said:
-        return
-    where = _where(seen, 0, 1)
-    if tiny:
-        words = f"{', '.join(said)}, at {_examples(seen.examples)} per update"
-        yield Finding("batch too small", words, where, min(1.0, strength + 0.1), larger_batch(seen.examples))
-    else:
-        words = f"{', '.join(said)}; rows out of range or a stretch of wrong ones do that too"
-        if seen.spiky:
-            words += f", and losses stand out in {seen.spiky:.0f} of 10 stretches"
-        yield Finding("bad data", words, where, 0.45, "data: look at the batches whose loss stands out (rows, labels)")
-    yield Finding(
-        "rate too high", ", ".join(said), where, strength,
-        set_rate(rate, 1 / 10 if stuck else 1 / 3, "a tenth" if stuck else "a third")
-        + "; clip_norm = 1.0; watch the gradient norm, halve again where the loss rises",
-    )  # fmt: skip
+    return said, strength
 
 
 def _slow(seen: Measured, rate: float) -> Iterator[Finding]:
