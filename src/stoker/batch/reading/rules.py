@@ -24,11 +24,8 @@ VANISHED, VANISHED_FALL = 0.35, 0.25
 any gradient left."""
 GREW = 2.4
 """Gradient norms over the first or the median: weights that hardly move keep theirs."""
-LATE_LITTLE, LITTLE_FALL = 0.075, 0.30
-"""The same where less than this share of the first loss is gone."""
-SLOW_START = 0.20
-"""Share of the fall in the first quarter of the learning rate spent, below which it hardly began: then half of `LATE`
-is enough."""
+LITTLE_FALL = 0.30
+"""Share of the first loss: where less is gone, and norms are as they were, weights haven't gone far."""
 NO_SIGNAL_END = 0.07
 """Cosine of neighbouring gradients at the end, below which steps are long enough to lose their direction."""
 EARLY = 0.45
@@ -45,7 +42,7 @@ RISE, RISE_Z = 0.10, 4.0
 """Of the fall, at the end, above the lowest stretch."""
 HELD_ROUGH = 0.10
 """Scatter of held-out losses over their fall."""
-LATE, LATE_Z = 0.10, 2.5
+LATE, LATE_Z = 0.07, 2.5
 """Of the fall, in the last quarter of the learning rate spent: 0.25 where it is even."""
 FEW = 64
 """Updates that are few for a whole training."""
@@ -196,10 +193,7 @@ def _slow(seen: Measured, rate: float) -> Iterator[Finding]:
     noise last.
     """
     few, smooth, stuck = seen.updates <= FEW, seen.agreement_end > SMOOTH, _stuck(seen)
-    least = LATE / 2 if seen.early < SLOW_START else LATE
-    even = seen.late > max(least, LATE_Z * seen.late_error) and not _moved(seen)
-    little = seen.fall < LITTLE_FALL and not seen.norm_peak > GREW
-    even |= little and seen.late > max(LATE_LITTLE, LATE_Z * seen.late_error)
+    even = seen.late > max(LATE, LATE_Z * seen.late_error) and not _moved(seen)
     if not (even or smooth or stuck) or _burst(seen) or _vanished(seen):
         return
     said = (
@@ -232,7 +226,7 @@ def _moved(seen: Measured) -> bool:
     """
     if math.isnan(seen.norm_peak) and math.isnan(seen.agreement_end):
         return seen.early > EARLY
-    return seen.norm_peak > GREW or seen.agreement_end < NO_SIGNAL_END
+    return seen.norm_peak > GREW or (seen.fall >= LITTLE_FALL and seen.agreement_end < NO_SIGNAL_END)
 
 
 def _vanished(seen: Measured) -> bool:
