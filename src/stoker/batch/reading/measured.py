@@ -230,7 +230,7 @@ def _step(losses: Floats) -> tuple[float, float]:
     """
     n = len(losses)
     sums = np.concatenate([[0.0], np.cumsum(losses)])
-    noise = max(signals.scatter(list(losses), robust=True), 1e-300)
+    noise = max(signals.scatter(list(losses)), 1e-300)
     best = (0.0, 0.0)
     for length in sorted({max(6, n // part) for part in (32, 16, 8, 5)}):
         starts = np.arange(n // 5 + length, n - 2 * length + 1)

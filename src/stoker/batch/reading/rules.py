@@ -24,6 +24,8 @@ VANISHED, VANISHED_FALL = 0.35, 0.25
 any gradient left."""
 GREW = 2.4
 """Gradient norms over the first or the median: weights that hardly move keep theirs."""
+NEARLY_ALL = 0.95
+"""Share of the first loss: where more is gone, nothing was slow."""
 LITTLE_FALL = 0.30
 """Share of the first loss: where less is gone, and norms are as they were, weights haven't gone far."""
 NO_SIGNAL_END = 0.07
@@ -109,7 +111,8 @@ def _where(seen: Measured, start: float, end: float) -> tuple[int, int]:
 
 def _bad_data(seen: Measured) -> Iterator[Finding]:
     steps = _stepped(seen)
-    gap = seen.gap > GAP and (steps or seen.gap_z > (GAP_Z_STUCK if _stuck(seen) else GAP_Z))
+    known = seen.fall > STUCK  # over next to no fall any gap is large
+    gap = known and seen.gap > GAP and (steps or seen.gap_z > (GAP_Z_STUCK if _stuck(seen) else GAP_Z))
     if not (gap or steps):
         return
     said = []
@@ -194,7 +197,7 @@ def _slow(seen: Measured, rate: float) -> Iterator[Finding]:
     """
     few, smooth, stuck = seen.updates <= FEW, seen.agreement_end > SMOOTH, _stuck(seen)
     even = seen.late > max(LATE, LATE_Z * seen.late_error) and not _moved(seen)
-    if not (even or smooth or stuck) or _burst(seen) or _vanished(seen):
+    if not (even or stuck) or _burst(seen) or _vanished(seen):
         return
     said = (
         f"{seen.late:.0%} of the fall came in the last quarter of the learning rate spent (25 % is an even fall)"
@@ -226,7 +229,9 @@ def _moved(seen: Measured) -> bool:
     """
     if math.isnan(seen.norm_peak) and math.isnan(seen.agreement_end):
         return seen.early > EARLY
-    return seen.norm_peak > GREW or (seen.fall >= LITTLE_FALL and seen.agreement_end < NO_SIGNAL_END)
+    if seen.norm_peak > GREW or seen.fall > NEARLY_ALL:
+        return True
+    return seen.fall >= LITTLE_FALL and seen.agreement_end < NO_SIGNAL_END
 
 
 def _vanished(seen: Measured) -> bool:
@@ -254,7 +259,7 @@ def _flat(seen: Measured, rate: float) -> Iterator[Finding]:
             _where(seen, 1 - seen.rate_tail, 1), 0.85,
             "decay: over all samples of the training (stoker.batch.Horizon(samples)), down to a tenth of the rate",
         )  # fmt: skip
-    elif (_stuck(seen) or _soon_flat(seen)) and not _burst(seen):
+    elif (_stuck(seen) or _soon_flat(seen) or _vanished(seen)) and not _burst(seen):
         said = f"{max(seen.fall, 0):.1%} of the loss is gone after {seen.updates:,} updates"
         if _soon_flat(seen):
             said += f", and all of it was after {seen.flat:.0%} of them"
