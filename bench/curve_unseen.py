@@ -1,8 +1,6 @@
-"""Families of trainings that nobody looked at while the rules of read_curve were made, for bench.curves."""
+"""Families of trainings that came after the rules of read_curve were made, for bench.curves."""
 
-import argparse
 from functools import cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -12,19 +10,6 @@ from torch import Tensor, nn
 from bench.curve_tasks import Data, Family
 
 __all__ = ["UNSEEN"]
-
-PIECE = 24
-"""Characters of a piece of source."""
-
-
-@cache
-def source() -> Data:
-    """Pieces of the source of Python's argparse: every next character is the answer."""
-    raw = torch.tensor(list(Path(argparse.__file__).read_bytes())).clamp(max=127)
-    pieces = raw[: len(raw) // (PIECE + 1) * (PIECE + 1)].view(-1, PIECE + 1)
-    pieces = pieces[torch.randperm(len(pieces), generator=torch.Generator().manual_seed(11))]
-    inputs, answers = pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
-    return inputs[400:], answers[400:], inputs[:400], answers[:400]
 
 
 @cache
@@ -87,21 +72,6 @@ def shapes() -> Data:
     return inputs[:3_000], answers[:3_000], inputs[3_000:], answers[3_000:]
 
 
-class Source(nn.Module):
-    """A gated recurrent network."""
-
-    def __init__(self, width: int = 48) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(128, 24)
-        self.cells = nn.GRU(24, width, batch_first=True)
-        self.middle = nn.Linear(width, width)
-        self.head = nn.Linear(width, 128)
-
-    def forward(self, ids: Tensor) -> Tensor:  # (B, T) -> (B, 128, T)
-        states, _ = self.cells(self.embedding(ids))
-        return self.head(F.relu(self.middle(states))).transpose(1, 2)
-
-
 class Ratings(nn.Module):
     """Factors of users and items, their products read by two layers."""
 
@@ -136,7 +106,6 @@ def segments() -> nn.Module:
 UNSEEN = {
     each.name: each
     for each in (
-        Family("source", source, Source, F.cross_entropy, "adamw", 5e-3, 16, 3_000),
         Family("ratings", ratings, Ratings, F.mse_loss, "adamw", 5e-3, 32, 8_000),
         Family("arm", arm, jointed, F.mse_loss, "sgd", 0.03, 32, 8_000),
         Family("tumours", tumours, tabular, F.cross_entropy, "sgd", 0.03, 16, 4_000),

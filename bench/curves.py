@@ -1,8 +1,9 @@
 """What `read_curve` finds in real trainings with planted faults, and how often it alarms on healthy ones.
 
 Thresholds were frozen on one family, classifiers of scikit-learn's digits, with seeds below 1000 (`FROZEN`).
-Six more (`SEEN`) were looked at while the rules were made, and mistakes of method were mended on them. `UNSEEN` weren't
-looked at before the score: they count. Seeds here are new for all.
+Six more (`SEEN`) were looked at while the rules were made, and mistakes of method were mended on them. Two unseen ones
+(`FIRST`) were then scored (recall 92 %, 4 alarms of 60), and what was wrong there was mended too. The last three were
+not looked at before this second score, and count. Seeds here are new for all but `FIRST`.
 
 Wanted: the planted cause in the first two findings in at least 90 % of the faulty trainings of the unseen families, and
 findings of any kind in at most 5 % of at least 100 healthy trainings of them.
@@ -34,7 +35,7 @@ from bench.common import arguments, finish
 from bench.curve_families import SEEN as OLD
 from bench.curve_grids import HEALTHY, Grid, gridded
 from bench.curve_tasks import Family, Spoil, target
-from bench.curve_unseen import UNSEEN
+from bench.curve_unseen import UNSEEN as NEW
 from stoker.batch.reading.curve import Curve
 from stoker.batch.reading.found import Cause
 from stoker.batch.reading.reader import read_curve
@@ -43,11 +44,13 @@ from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Plan, train_anew
 
 FROZEN = {name: family for name, family in OLD.items() if name.startswith("digits")}
-SEEN = {name: family for name, family in OLD.items() if name not in FROZEN}
+FIRST = ("arm", "tumours")
+SEEN = {name: family for name, family in (OLD | NEW).items() if name in FIRST or (name in OLD and name not in FROZEN)}
+UNSEEN = {name: family for name, family in NEW.items() if name not in FIRST}
 BLIND = ("agreements", "held_out")
 RECALL, ALARMS, LEAST_HEALTHY = 0.90, 0.05, 100
 FIRST_SEED = 5_000
-QUICK = ("arm", "tumours")
+QUICK = ("codes", "shapes")
 
 KINDS: dict[str, Cause] = {
     "rate x 30": "rate too high",
@@ -220,9 +223,9 @@ def main() -> None:
     torch.set_num_threads(1)
     quick = arguments(__doc__ or "").quick
     few = [family for name, family in UNSEEN.items() if name in QUICK]
-    unseen = scored("unseen", few if quick else UNSEEN.values(), *((4, 1) if quick else (40, 6)))
+    unseen = scored("unseen", few if quick else UNSEEN.values(), *((4, 1) if quick else (50, 6)))
     others = {} if quick else {
-        "seen": scored("seen", SEEN.values(), 10, 1),
+        "seen": scored("seen", SEEN.values(), 10, 2),
         "frozen": scored("frozen on, other seeds", FROZEN.values(), 10, 3),
     }  # fmt: skip
     recall, alarms, healthy = unseen["recall_top2"], unseen["false_alarm"], unseen["healthy_runs"]
