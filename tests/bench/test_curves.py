@@ -32,7 +32,7 @@ def test_spoiled_rows_are_of_the_share() -> None:
 
 
 def test_a_few_runs() -> None:
-    family = replace(SEEN["digits"], samples=2000, rate=0.1)
+    family = replace(SEEN["digits"], samples=1500, rate=0.1)
     done = [curves.trained(family, 7, kind) for kind in ("", "rate x 30")]
     grids = {"digits": Grid(family, 2.31, done[0].history.final_loss, {})}
     assert curves.harmed(done[1], grids["digits"])
@@ -42,7 +42,7 @@ def test_a_few_runs() -> None:
 
 
 def test_a_grid_goes_on_until_the_best_rate_lies_inside() -> None:
-    family = replace(SEEN["digits"], samples=640, rate=0.0002)
+    family = replace(SEEN["digits"], samples=320, rate=0.002)
     grid = gridded(family)
     tried = sorted(factor for size, factor in grid.cells if size == family.examples)
     assert tried[0] < grid.family.rate / family.rate < tried[-1] and tried[-1] > 16

@@ -57,6 +57,44 @@ def test_a_burst_is_a_rate_that_is_too_high() -> None:
     assert "200 times their usual size" in found.findings[0].evidence
 
 
+def test_a_burst_that_was_recovered_from_is_a_note() -> None:
+    level = falling()
+    level[2:12] = 2.3 * 1.3
+    found = read_curve(curve(level))
+    assert found.verdict == "healthy" and any("came back: a warm-up or clip_norm" in note for note in found.notes)
+    level[2:12] = 2.3 * 3
+    assert read_curve(curve(level)).causes[:2] == ("rate too high", "bad data")
+
+
+def test_gradients_that_oppose_each_other() -> None:
+    found = read_curve(curve(falling(), agreement=-0.5))
+    assert found.causes[0] == "rate too high" and "(cosine -0.50): steps overshoot" in found.findings[0].evidence
+
+
+def test_gradients_that_vanish_while_little_is_learnt() -> None:
+    level = falling(first=2.3, last=2.0, times=40)
+    norms = np.where(np.arange(400) < 20, 1.0, 0.1)
+    found = read_curve(curve(level, noise=0.02, norms=norms))
+    assert found.causes[:2] == ("rate too high", "plateau")
+    assert "gradients shrank to 0.1 of the first" in found.findings[0].evidence
+
+
+def test_a_late_fall_where_weights_went_far_is_a_note() -> None:
+    level = even(last=1.2)
+    assert read_curve(curve(level)).causes[0] == "rate too low"
+    norms = np.where(np.arange(400) // 40 == 3, 4.0, 1.0)
+    grown = read_curve(curve(level, norms=norms))
+    assert grown.verdict == "healthy" and any("more samples would help" in note for note in grown.notes)
+    assert read_curve(curve(level, agreement=0.0)).verdict == "healthy"
+    bare = replace(curve(level), gradient_norms=(), agreements=())
+    assert read_curve(bare).causes[0] == "rate too low"
+
+
+def test_nothing_more_after_the_first_tenth() -> None:
+    found = read_curve(curve(falling(first=2.3, last=1.5, times=60), agreement=0.2))
+    assert found.causes == ("plateau",) and "of it was after" in found.findings[0].evidence
+
+
 def test_a_loss_that_rises_at_the_end() -> None:
     level = falling()
     level[300:] += np.linspace(0, 0.8, 100)
