@@ -21,6 +21,8 @@ STRETCHES = 20
 """That a curve is divided into."""
 FIRST_EXAMPLES = 32
 """By which the loss at the beginning is known well enough."""
+FIRST_UNSURE = 0.25
+"""Standard error of the first loss over the fall, from which more losses are averaged."""
 LATE_UNSURE = 0.04
 """Standard error of the last quarter's share of the fall from which held-out losses are asked instead."""
 
@@ -88,8 +90,7 @@ def measure(curve: Curve) -> Measured:
     losses = np.asarray(curve.losses, float)
     n = len(losses)
     norms = np.asarray(curve.gradient_norms, float)
-    # one loss where it is of enough examples: a rate that is too high shows from the second on
-    begun = max(1, min(n // 100, -(-FIRST_EXAMPLES // curve.examples_per_update)))
+    begun = _begun(losses, curve.examples_per_update)
     flat = signals.flat_from(curve.losses)
     usual = float(max(norms[0], np.median(norms))) if len(norms) else math.nan
     first = float(losses[:begun].mean())
@@ -131,6 +132,21 @@ def measure(curve: Curve) -> Measured:
         flat=flat / n if flat is not None else math.nan,
         spiky=float(len({10 * place // n for place in signals.spikes(list(losses))})),
     )
+
+
+def _begun(losses: Floats, examples: int) -> int:
+    """Losses that the first is the mean of.
+
+    One where it is of enough examples, as a rate that is too high shows from the second on; more where a single one
+    isn't known well enough to tell the fall by.
+    """
+    n = len(losses)
+    begun = max(1, min(n // 100, -(-FIRST_EXAMPLES // examples)))
+    fall = abs(float(losses[: max(1, n // 10)].mean() - losses[-max(2, n // 10) :].mean()))
+    noise = signals.scatter(list(losses[n // 2 :]), robust=True)
+    while 2 * begun <= n // 10 and noise / math.sqrt(begun) > FIRST_UNSURE * fall:
+        begun *= 2
+    return begun
 
 
 def _spent(rates: Floats, n: int) -> Floats:

@@ -15,7 +15,7 @@ BURST = 1.02
 """Losses over the first, beyond what noise explains: a training that works hardly rises above its start."""
 GREAT_BURST = 1.5
 """The same where the loss came down again afterwards."""
-OPPOSED = -0.25
+OPPOSED = -0.35
 """Cosine of neighbouring gradients: noise alone leaves it at 0, or a little below."""
 NORM_BURST = 3.0
 """Gradient norms over the first or the median, where the loss ends where it began."""
@@ -56,7 +56,7 @@ NO_SIGNAL = 0.12
 """Cosine of neighbouring gradients below which they share nothing."""
 TINY = 4
 """Examples per update that are too few where a curve is rough or wild."""
-SINGLE, SINGLE_NOISE = 2, 0.2
+SINGLE, SINGLE_NOISE = 2, 0.1
 """Examples per update of which single losses scatter over more than this share of the whole fall."""
 TAIL = 0.25
 """Share of the updates at less than a thirtieth of the highest rate; a cosine has 0.12, a line 0.03."""
