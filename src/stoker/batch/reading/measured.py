@@ -145,6 +145,8 @@ def _begun(losses: Floats, examples: int) -> int:
     fall = abs(float(losses[: max(1, n // 10)].mean() - losses[-max(2, n // 10) :].mean()))
     noise = signals.scatter(list(losses[n // 2 :]), robust=True)
     while 2 * begun <= n // 10 and noise / math.sqrt(begun) > FIRST_UNSURE * fall:
+        if losses[: 2 * begun].max() > losses[0] + 4 * noise:  # a burst is no beginning
+            break
         begun *= 2
     return begun
 

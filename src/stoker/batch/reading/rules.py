@@ -60,7 +60,7 @@ SINGLE, SINGLE_NOISE = 2, 0.1
 """Examples per update of which single losses scatter over more than this share of the whole fall."""
 TAIL = 0.25
 """Share of the updates at less than a thirtieth of the highest rate; a cosine has 0.12, a line 0.03."""
-GAP, GAP_Z, GAP_Z_STUCK = 0.045, 2.5, 4.0
+GAP, GAP_Z, GAP_Z_STUCK = 0.045, 3.2, 4.0
 """Training losses above held-out ones, over the fall; clearer where little was learnt."""
 STEP, STEP_Z = 0.15, 5.0
 """A stretch above those before and after it, over the fall."""
@@ -273,7 +273,7 @@ def _flat(seen: Measured, rate: float) -> Iterator[Finding]:
 
 
 def _soon_flat(seen: Measured) -> bool:
-    return seen.flat < SOON and seen.fall < SOON_FALL and not seen.peak > BURST
+    return seen.flat < SOON and seen.fall < SOON_FALL and not (seen.peak > BURST or seen.late > LATE)
 
 
 def _noisy(seen: Measured) -> Iterator[Finding]:
