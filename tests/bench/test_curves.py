@@ -7,8 +7,8 @@ import torch
 from bench import curves
 from bench.curve_families import SEEN
 from bench.curve_grids import Grid, gridded
+from bench.curve_later import LATER
 from bench.curve_tasks import spoiled, target
-from bench.curve_unseen import UNSEEN
 
 
 def test_settings_plant_one_fault_each() -> None:
@@ -51,8 +51,8 @@ def test_a_grid_goes_on_until_the_best_rate_lies_inside() -> None:
 
 
 def test_families_are_of_one_shape() -> None:
-    assert not SEEN.keys() & UNSEEN.keys()
-    for family in UNSEEN.values():
+    assert not SEEN.keys() & LATER.keys()
+    for family in LATER.values():
         inputs, answers, held_inputs, held_answers = family.data()
         assert len(inputs) == len(answers) and len(held_inputs) == len(held_answers)
         family.loss(family.model()(inputs[:4]), answers[:4]).backward()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bench.curve_tasks import Data, Family
 
-__all__ = ["UNSEEN"]
+__all__ = ["LATER"]
 
 
 @cache
@@ -103,7 +103,7 @@ def segments() -> nn.Module:
     )
 
 
-UNSEEN = {
+LATER = {
     each.name: each
     for each in (
         Family("ratings", ratings, Ratings, F.mse_loss, "adamw", 5e-3, 32, 8_000),
