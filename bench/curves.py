@@ -1,9 +1,9 @@
 """What `read_curve` finds in real trainings with planted faults, and how often it alarms on healthy ones.
 
 Thresholds were frozen on one family, classifiers of scikit-learn's digits, with seeds below 1000 (`FROZEN`). Six more
-(`SEEN`) were looked at while the rules were made, and mistakes of method, and a few thresholds, were mended on them. Five that nobody had
-looked at (`LATER`) were then scored in three steps, with seeds from 5000 on and mistakes of method mended after each of
-the first two. At first sight that gave
+(`SEEN`) were looked at while the rules were made: mistakes of method, and a few thresholds, were mended on them. Five
+that nobody had looked at (`LATER`) were then scored in three steps, with seeds from 5000 on and mistakes of method
+mended after each of the first two. At first sight that gave
 
     arm, tumours     59 of 64 found (92 %)   4 alarms of 60 healthy
     ratings, codes   52 of 71 found (73 %)   5 alarms of 33 healthy
