@@ -170,9 +170,13 @@ class Run:
         self.abandonable = False
 
     def measure(self) -> int | None:
-        """The seed of the present step's look at the gradient's noise; None: it isn't one to measure."""
+        """The seed of the present step's look at the gradient's noise; None: it isn't one to measure.
+
+        Step 8 of every 8, not step 1: cut into its parts an update is rounded otherwise, and of a run's first step the
+        KL from the reference should be 0 to the bit.
+        """
         every = self.config.record.noise_every_steps
-        due = every and self.state.step % every == 0
+        due = every and (self.state.step + 1) % every == 0
         return draw_seed(self.config.seed, "noise", self.state.step) if due else None
 
     def samples_after_update(self) -> int:
