@@ -68,7 +68,7 @@ def both_ways(case: Case, found: Explained, sizes: tuple[int, ...]) -> dict[int,
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
     for turn, seed in enumerate(FRESH):
         for size in sizes if turn % 2 == 0 else reversed(sizes):
-            history = train_anew(case.maker, replace(found.setting(size), seed=seed), plan)
+            history = train_anew(case.maker, replace(found.scan.tuned(size).setting, seed=seed), plan)
             losses[size].append(history.final_loss)
             seconds[size].append(sum(history.seconds))
     return {size: Arm(tuple(losses[size]), statistics.median(seconds[size])) for size in sizes}

@@ -2,7 +2,6 @@
 
 import faulthandler
 import json
-import math
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from stoker.batch.finite import finite
 from stoker.cli_errors import fail
 from stoker.dotted import users_traceback
 from stoker.errors import ConfigError, RunError, StokerError
@@ -118,7 +118,7 @@ def show(
     from stoker.record.printable import printable
 
     lines = (printable(line) for line in text.split("\n"))
-    typer.echo(json.dumps(_finite(made), allow_nan=False) if as_json else "\n".join(lines))
+    typer.echo(json.dumps(finite(made), allow_nan=False) if as_json else "\n".join(lines))
     if html is not None:
         from datetime import datetime
         from importlib.metadata import version
@@ -128,12 +128,3 @@ def show(
         when = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
         save(html, page(f"{what} of {target}", f"stoker {version('stoker')}, {when}", list(sections()), text))
         typer.echo(f"wrote {html}", err=True)
-
-
-def _finite(made: Any) -> Any:
-    """JSON has neither NaN nor infinity: null."""
-    if isinstance(made, dict):
-        return {key: _finite(value) for key, value in made.items()}
-    if isinstance(made, list | tuple):
-        return [_finite(value) for value in made]
-    return None if isinstance(made, float) and not math.isfinite(made) else made

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from stoker.batch import student
-from stoker.batch.critical.table import aligned, finite
+from stoker.batch.finite import finite
+from stoker.batch.table import aligned
 
 __all__ = ["TOLERANCE", "Branched", "Excess", "Rung", "crossing"]
 

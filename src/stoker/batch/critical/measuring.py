@@ -9,6 +9,7 @@ from stoker.batch.critical.branching import MULTIPLES, ORDERS, branched
 from stoker.batch.critical.measured import Critical
 from stoker.batch.critical.reaching import SEEDS, measure_tradeoff
 from stoker.batch.noise import NoiseScale
+from stoker.batch.scope import largest_divisor
 from stoker.batch.telling import OnPart
 from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Make, Plan, made_anew, train
@@ -66,5 +67,5 @@ def _in_parts(base: Setting) -> Setting:
     """Micro-batches whose gradients can be compared, where the update is a single one."""
     if base.microbatches > 1:
         return base
-    parts = next((each for each in range(PARTS, 1, -1) if base.examples_per_update % each == 0), 1)
-    return replace(base, examples_per_microbatch=base.examples_per_update // parts)
+    size = base.examples_per_update
+    return replace(base, examples_per_microbatch=size // largest_divisor(size, PARTS))

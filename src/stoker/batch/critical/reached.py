@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker.batch.critical.table import aligned, finite
 from stoker.batch.curve import Fit, fit
+from stoker.batch.finite import finite
+from stoker.batch.table import aligned
 from stoker.batch.tradeoff import Doubling, Tradeoff, fit_tradeoff
 from stoker.batch.trainings.history import History
 from stoker.errors import ConfigError

@@ -9,7 +9,6 @@ from stoker.batch.noise import NoiseEstimate
 from stoker.batch.scanning.rate_scan import RateScan
 from stoker.batch.scanning.scanned import Scan
 from stoker.batch.swept import Account, Sweep
-from stoker.batch.trainings.setting import Setting
 
 __all__ = ["Explained"]
 
@@ -30,12 +29,6 @@ class Explained:
     noise: NoiseEstimate | None
     verdict: Verdict
     accounts: tuple[Account, ...]
-
-    def setting(self, examples_per_update: int) -> Setting:
-        """What the trainings of a compared batch were run with, its learning rate tuned where it was scanned. KeyError
-        for another batch.
-        """
-        return self.scan.tuned(examples_per_update).setting
 
     def to_json(self) -> dict[str, Any]:
         """Plain types."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from stoker.batch.estimates.smoothed import Mean
 from stoker.batch.noise import NoiseEstimate, NoiseScale
+from stoker.batch.scope import largest_divisor
 from stoker.batch.target import Target
 from stoker.batch.trainings.setting import Setting
 from stoker.batch.trainings.training import Make, Plan, targeted, train_anew
@@ -24,8 +25,8 @@ def noise_of(make: Make, setting: Setting, plan: Plan) -> NoiseEstimate | None:
     A loss that is a mean over tokens has its noise in tokens; there are so many of them to an example, on average.
     """
     size = setting.examples_per_update
-    parts = next((each for each in range(min(PARTS, size), 1, -1) if size % each == 0), None)
-    if parts is None:
+    parts = largest_divisor(size, PARTS)
+    if parts == 1:
         return None
     counted: list[float] = []
 

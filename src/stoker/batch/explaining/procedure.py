@@ -22,10 +22,10 @@ from stoker.batch.scanning.scanned import Scan
 from stoker.batch.scanning.sizes import microbatch, scan
 from stoker.batch.sweeping import sweep
 from stoker.batch.swept import Account, Sweep
-from stoker.batch.target import Maker, Target, Workload
+from stoker.batch.target import Maker
 from stoker.batch.telling import OnPart
 from stoker.batch.trainings.setting import Setting
-from stoker.batch.trainings.training import Plan, check
+from stoker.batch.trainings.training import Plan, check, targeted
 from stoker.errors import ConfigError, RunError
 
 __all__ = ["explain"]
@@ -108,12 +108,7 @@ def _step(name: str, on_part: OnPart | None) -> OnPart | None:
 def _described(maker: Maker, here: Setting, kind: Kind | None) -> int | None:
     """The examples there are. A target that can't be trained is told now, not after its memory was measured."""
     with randomness.kept():
-        made: Workload = maker()
-        if not isinstance(made, Target) or made.load is None or made.validate is None:
-            raise ConfigError(
-                f"target '{maker.path}': an answer needs trainings, and those a stoker.batch.Target with `load` (an "
-                "epoch of real batches) and `validate` (the loss of held-out data)"
-            )
+        made = targeted(maker)
         check(made, Plan(1))
         kind or kind_of(made.optimizer)
         if made.most is not None and here.examples_per_update > made.most:
@@ -136,7 +131,7 @@ def _compared(size: int, swept: Sweep, ladder: Sequence[int]) -> list[int]:
     """
     seconds = {point.size: point.seconds for point in swept.points}
     larger: list[int] = []
-    for each in (each for each in ladder if each > size):
+    for each in ladder[ladder.index(size) + 1 :]:
         larger.append(each)
         before = each // 2
         if each not in seconds or before not in seconds or 2 * seconds[before] / seconds[each] - 1 < SPENT:

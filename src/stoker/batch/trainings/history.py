@@ -1,7 +1,6 @@
 """What one training showed, update by update. No torch here."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -62,12 +61,6 @@ class History:
             return math.inf
         return self.evaluations[-1].loss if self.evaluations else math.nan
 
-    @property
-    def best(self) -> Evaluation | None:
-        """The evaluation with the lowest loss that is a number."""
-        finite = [each for each in self.evaluations if math.isfinite(each.loss)]
-        return min(finite, key=lambda each: each.loss, default=None)
-
     def note(
         self, samples: int, loss: float, gradient_norm: float, learning_rate: float, seconds: float, waited: float
     ) -> None:
@@ -78,15 +71,6 @@ class History:
         self.learning_rate.append(learning_rate)
         self.seconds.append(seconds)
         self.waited.append(waited)
-
-    def at(self, samples: float) -> float:
-        """The training loss of the first update that reaches so many samples; infinite where none does."""
-        place = bisect_left(self.samples, samples)
-        return self.loss[place] if place < len(self.samples) else math.inf
-
-    def reached(self, loss: float) -> Evaluation | None:
-        """The first evaluation whose loss is no higher; None: never."""
-        return next((each for each in self.evaluations if each.loss <= loss), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain types."""

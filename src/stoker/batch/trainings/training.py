@@ -108,7 +108,7 @@ def train(
     follower = RateFollower(target.optimizer, horizon, base, kind=kind, rule=setting.rule, moments=setting.moments)
     history = History(setting, target.unit)
     agreement = _Agreement() if plan.agreement else None
-    with randomness.kept(), _in_training_mode(target.model):
+    with randomness.kept(), _mode(target.model, training=True):
         stream = _windows(target, setting, plan, first_epoch)
         for update in range(1, plan.updates(setting) + 1):
             start = time.perf_counter()
@@ -150,9 +150,10 @@ def check(target: Target, plan: Plan) -> None:
 
 
 @contextmanager
-def _in_training_mode(model: nn.Module) -> Iterator[None]:
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Within, all of the model is in that mode; afterwards each module in its own."""
     modes = [(module, module.training) for module in model.modules()]
-    model.train()
+    model.train(training)
     try:
         yield
     finally:
@@ -265,14 +266,8 @@ def _dense(gradient: Any) -> Tensor:
 def _evaluate(target: Target, history: History) -> Evaluation:
     """In eval mode, without a trace in the training's random numbers."""
     assert target.validate is not None
-    modes = [(module, module.training) for module in target.model.modules()]
-    target.model.eval()
-    try:
-        with torch.no_grad(), randomness.kept():
-            found = target.validate(target.model)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with _mode(target.model, training=False), torch.no_grad(), randomness.kept():
+        found = target.validate(target.model)
     named = found if isinstance(found, Mapping) else {"loss": found}
     if "loss" not in named:
         given = ", ".join(map(str, named)) or "no figure"
